@@ -1,0 +1,114 @@
+"""One question, one answer: what does this event cost?"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Literal, get_args
+
+from udpfl.accounting import loss_distribution, pure, rdp, shuffling
+from udpfl.accounting.events import (
+    Composed,
+    Event,
+    PoissonSampled,
+    PureDP,
+    Release,
+    Repeated,
+    SecretlySelected,
+    Shuffled,
+    basis,
+    leaves,
+)
+from udpfl.accounting.statement import PrivacyStatement
+from udpfl.errors import InvalidInput, Unsupported
+
+Accountant = Literal["rdp", "pld", "best"]
+Accounting = Literal["vector", "scalar"]
+
+log = logging.getLogger(__name__)
+
+
+def account(
+    event: Event,
+    delta: float,
+    accountant: Accountant = "best",
+    accounting: Accounting = "vector",
+) -> PrivacyStatement:
+    """The smallest epsilon that can be certified for the whole event at `delta`.
+
+    "best" asks every accountant that supports all of the event and keeps the smallest answer; each
+    is an upper bound, so the smallest is one too. delta = 0 asks for pure DP. With scalar
+    accounting the statement is nominal and carries the vector-accounted epsilon beside it.
+    """
+    check_choices(delta, accountant, accounting)
+    unit, neighbours = basis(event)
+    value, how = _smallest(event if accounting == "vector" else as_scalar(event), delta, accountant)
+    statement = PrivacyStatement(
+        epsilon=value,
+        delta=delta,
+        kind="guarantee",
+        accountant=how,
+        unit=unit,
+        neighbours=neighbours,
+        vector_epsilon=value,
+        notes=tuple(_notes(event)),
+    )
+    if accounting == "vector":
+        return statement
+    try:
+        true_value, _ = _smallest(event, delta, accountant)
+    except Unsupported as reason:
+        log.info("no vector-accounted epsilon: %s", reason)
+        true_value = math.inf
+    return replace(statement, kind="nominal", vector_epsilon=true_value)
+
+
+def check_choices(delta: float, accountant: str, accounting: str) -> None:
+    """Refuse what no accountant could answer."""
+    if not 0 <= delta < 1:
+        raise InvalidInput("delta", f"must lie in [0, 1), got {delta!r}")
+    if accountant not in get_args(Accountant):
+        raise InvalidInput("accountant", f"must be rdp, pld or best, got {accountant!r}")
+    if accounting not in get_args(Accounting):
+        raise InvalidInput("accounting", f"must be vector or scalar, got {accounting!r}")
+
+
+def _smallest(event: Event, delta: float, accountant: Accountant) -> tuple[float, str]:
+    if delta == 0:
+        return pure.epsilon(event), "pure"
+    if accountant == "rdp":
+        return rdp.epsilon(event, delta), "rdp"
+    if accountant == "pld":
+        return loss_distribution.epsilon(event, delta), "pld"
+    answers = [(rdp.epsilon(event, delta), "rdp")]
+    try:
+        answers.append((loss_distribution.epsilon(event, delta), "pld"))
+    except Unsupported as reason:
+        log.debug("pld accountant: %s", reason)
+    try:
+        answers.append((pure.epsilon(event), "pure"))
+    except Unsupported as reason:
+        log.debug("pure accountant: %s", reason)
+    return min(answers)
+
+
+def as_scalar(event: Event) -> Event:
+    """The same event with every release read as one coordinate, as the paper does."""
+    match event:
+        case Release():
+            return replace(event, sensitivity=event.sensitivity.scalar())
+        case PureDP():
+            return event
+        case PoissonSampled() | SecretlySelected() | Shuffled() | Repeated():
+            return replace(event, event=as_scalar(event.event))  # type: ignore[arg-type]
+        case Composed(events):
+            return Composed(as_scalar(inner) for inner in events)
+
+
+def _notes(event: Event) -> Iterator[str]:
+    for leaf in leaves(event):
+        if isinstance(leaf, Shuffled):
+            for reason in shuffling.conditions_missing(leaf):
+                yield f"no amplification by shuffling: {reason}"

@@ -1,0 +1,180 @@
+"""What was released, as data. Accountants interpret events; an event they cannot handle raises.
+
+Release          noise on a clipped sum: one message, one charge
+PureDP           any epsilon-DP randomiser
+PoissonSampled   the event, run on records drawn independently at a rate
+SecretlySelected the event, run only if its client was picked, and nobody learns who was
+Shuffled         the event's message, mixed with those of other clients before anyone sees it
+Repeated         the event, `count` times in a row (adaptively)
+Composed         several events, one after another (adaptively)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from udpfl.accounting.sensitivity import Sensitivity
+from udpfl.errors import InvalidInput, Unsupported
+from udpfl.mechanisms import Mechanism
+
+Unit = Literal["record", "client"]
+Neighbours = Literal["add-remove", "replace-one"]
+
+
+def _probability(name: str, value: float) -> None:
+    if not 0 < value <= 1:
+        raise InvalidInput(name, f"must lie in (0, 1], got {value!r}")
+
+
+@dataclass(frozen=True)
+class Release:
+    """Independent noise on every coordinate of a sum clipped to `sensitivity`.
+
+    `unit` says whose presence the sensitivity bounds: one record, or a whole client.
+    """
+
+    mechanism: Mechanism
+    sensitivity: Sensitivity
+    unit: Unit = "record"
+
+
+@dataclass(frozen=True)
+class PureDP:
+    """Any randomiser with the pure guarantee `epsilon`, accounted as randomised response."""
+
+    epsilon: float
+    unit: Unit = "record"
+    neighbours: Neighbours = "add-remove"
+    discrete: bool = False
+    """The output takes finitely or countably many values (a condition of the shuffle theorem)."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.epsilon) and self.epsilon > 0):
+            raise InvalidInput("epsilon", f"must be a finite number above 0, got {self.epsilon!r}")
+
+
+@dataclass(frozen=True)
+class PoissonSampled:
+    """Each record takes part independently with probability `rate`, anew in every repetition.
+
+    With unit "client" this needs a trusted server that keeps the selection secret.
+    """
+
+    rate: float
+    event: Release | PureDP
+
+    def __post_init__(self) -> None:
+        _probability("sampling_rate", self.rate)
+        if not isinstance(self.event, (Release, PureDP)):
+            raise Unsupported(
+                f"Poisson sampling of a {type(self.event).__name__} event has no proved bound: "
+                "sample each release on its own"
+            )
+        if isinstance(self.event, PureDP) and self.event.neighbours != "add-remove":
+            raise Unsupported("Poisson sampling is accounted for add-remove neighbours only")
+
+
+@dataclass(frozen=True)
+class SecretlySelected:
+    """A client takes part in the round with `probability`; only aggregates are ever seen.
+
+    Both neighbours share the case "not selected", so the moment is mixed, not the rate:
+    RDP <= log(1 - p + p e^{(a-1) g}) / (a-1). It is never a Poisson rate p q.
+    """
+
+    probability: float
+    event: Event
+
+    def __post_init__(self) -> None:
+        _probability("probability", self.probability)
+
+
+@dataclass(frozen=True)
+class Shuffled:
+    """`clients` messages, one from each, permuted uniformly before anyone sees them.
+
+    Amplification is granted only where every condition of the theorem holds; see
+    `udpfl.accounting.shuffling`. Elsewhere the event costs what its message costs.
+    """
+
+    event: Release | PureDP | PoissonSampled
+    clients: int
+    identical: bool = False
+    """Every client runs the same randomiser with the same epsilon."""
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.clients, int) and self.clients >= 1):
+            raise InvalidInput("clients", f"must be a whole number >= 1, got {self.clients!r}")
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """The event `count` times, each free to depend on everything released before."""
+
+    event: Event
+    count: int
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.count, int) and self.count >= 1):
+            raise InvalidInput("steps", f"must be a whole number >= 1, got {self.count!r}")
+
+
+@dataclass(frozen=True)
+class Composed:
+    """Events one after another, each free to depend on everything released before."""
+
+    events: tuple[Event, ...]
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        object.__setattr__(self, "events", tuple(events))
+
+
+Leaf = Release | PureDP | PoissonSampled | SecretlySelected | Shuffled
+Event = Leaf | Repeated | Composed
+
+
+def leaves(event: Event) -> dict[Leaf, int]:
+    """How often each distinct release happened. Counts are multiplied here and nowhere else."""
+    counts: dict[Leaf, int] = {}
+    for leaf, count in _walk(event, 1):
+        counts[leaf] = counts.get(leaf, 0) + count
+    return counts
+
+
+def _walk(event: Event, times: int) -> Iterator[tuple[Leaf, int]]:
+    match event:
+        case Repeated(inner, count):
+            yield from _walk(inner, times * count)
+        case Composed(events):
+            for inner in events:
+                yield from _walk(inner, times)
+        case Release() | PureDP() | PoissonSampled() | SecretlySelected() | Shuffled():
+            yield event, times
+        case _:
+            raise Unsupported(f"not an event: {event!r}")
+
+
+def basis(event: Event) -> tuple[Unit, Neighbours]:
+    """The unit and the neighbour relation that a whole event speaks about."""
+    found: set[tuple[Unit, Neighbours]] = set()
+    for leaf in leaves(event):
+        match leaf:
+            case Release(unit=unit):
+                found.add((unit, "add-remove"))
+            case PureDP(unit=unit, neighbours=neighbours):
+                found.add((unit, neighbours))
+            case (
+                PoissonSampled(event=inner) | SecretlySelected(event=inner) | Shuffled(event=inner)
+            ):
+                found.add(basis(inner))
+    if len(found) != 1:
+        raise Unsupported(
+            "events with different units or neighbour relations cannot be added up: "
+            + ", ".join(f"{unit} ({neighbours})" for unit, neighbours in sorted(found))
+            if found
+            else "nothing to account: the composition is empty"
+        )
+    return found.pop()

@@ -1,0 +1,149 @@
+"""Rényi accounting: one curve per event, added over a composition, converted once at the end.
+
+Guarantee: every value is an upper bound on the divergence of the event at that order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import lru_cache
+
+import numpy as np
+
+from udpfl.accounting import shuffling, subsampling
+from udpfl.accounting.conversion import delta_at, epsilon_at
+from udpfl.accounting.events import (
+    Event,
+    Leaf,
+    PoissonSampled,
+    PureDP,
+    Release,
+    SecretlySelected,
+    Shuffled,
+    leaves,
+)
+from udpfl.accounting.worst_case import worst_case
+from udpfl.mechanisms import Gaussian
+from udpfl.mechanisms.arrays import Floats
+
+TOPS = (64, 1024, 16384)
+"""Largest order tried, in turn: the next one only if the best order is close to the last."""
+
+
+@lru_cache(maxsize=8)
+def order_grid(top: int) -> Floats:
+    """Orders at which curves are compared: fractional up to 11, then integers up to `top`."""
+    fractional = 1 + 0.02 * 1.15 ** np.arange(45)
+    small = np.arange(2.0, 21.0)
+    large = np.unique(np.round(20 * 1.06 ** np.arange(1, 200)))
+    grid = np.unique(np.concatenate([fractional[fractional < 11], small, large[large < top]]))
+    result = np.append(grid, float(top))
+    result.setflags(write=False)
+    return result
+
+
+def _knots(top: int) -> Floats:
+    """Integer orders at which an expensive divergence is evaluated."""
+    large = np.unique(np.round(16 * 1.08 ** np.arange(1, 200)))
+    return np.unique(np.concatenate([np.arange(2.0, 17.0), large[large < top], [float(top)]]))
+
+
+def log_moments(release: Release, top: int) -> Floats:
+    """(k-1) g(k) of the unsampled release for k = 0 ... top.
+
+    As a function of the order this is convex (a cumulant function, or a supremum of such), so a
+    chord between two orders is an upper bound in between: knots suffice where g is expensive.
+    """
+    every = np.arange(0.0, top + 1)
+    mechanism, norm = release.mechanism, release.sensitivity.norm
+    closed = isinstance(mechanism, Gaussian) or (
+        mechanism.even_spread_is_worst and mechanism.one_coordinate_is_worst
+    )
+    if closed or (norm == "linf" and mechanism.unimodal and hasattr(mechanism, "kinks")):
+        knots = every[2:]
+    else:
+        knots = _knots(top)
+    at_knots = (knots - 1) * worst_case(mechanism, release.sensitivity, knots)
+    return np.asarray(np.interp(every, np.append(1.0, knots), np.append(0.0, at_knots)))
+
+
+def randomised_response(orders: Floats, epsilon: float) -> Floats:
+    """The divergence of binary randomised response, which no epsilon-DP pair exceeds."""
+    a = np.asarray(orders, dtype=np.float64)
+    high, low = (a - 1) * epsilon, -a * epsilon
+    # p^a (1-p)^{1-a} + (1-p)^a p^{1-a} with p/(1-p) = e^epsilon, as an excess over 1.
+    share = 1 / (1 + math.exp(-epsilon))
+    log_high = math.log(share) + high
+    log_low = math.log(share) + low
+    return np.maximum(np.logaddexp(log_high, log_low), 0.0) / (a - 1)
+
+
+def _sampled(event: PoissonSampled, orders: Floats) -> Floats:
+    inner, rate = event.event, event.rate
+    if rate == 1:
+        return leaf_curve(inner, orders)
+    top = int(orders.max())
+    if isinstance(inner, PureDP):
+        every = np.arange(0.0, top + 1)
+        moments = np.zeros(top + 1)
+        moments[2:] = (every[2:] - 1) * randomised_response(every[2:], inner.epsilon)
+    else:
+        moments = log_moments(inner, top)
+    integer = np.union1d(np.arange(2.0, min(12, top) + 1), orders[orders == np.floor(orders)])
+    at_integers = subsampling.poisson(integer, moments, rate)
+    # Between integers (a-1) RDP(a) is convex, so the chord is an upper bound; it vanishes at 1.
+    chord = np.interp(orders, np.append(1.0, integer), np.append(0.0, (integer - 1) * at_integers))
+    values: Floats = np.asarray(chord / (orders - 1))
+    if isinstance(inner, Release) and isinstance(inner.mechanism, Gaussian):
+        ratio = inner.sensitivity.largest("l2") / inner.mechanism.std
+        fractional = orders != np.floor(orders)
+        if ratio < 30 and np.any(fractional):
+            exact = subsampling.gaussian_fractional(orders[fractional], ratio, rate)
+            values[fractional] = np.minimum(values[fractional], exact)
+    return values
+
+
+def leaf_curve(leaf: Leaf, orders: Floats) -> Floats:
+    """Divergence of one leaf event at every order."""
+    match leaf:
+        case Release(mechanism, sensitivity):
+            return worst_case(mechanism, sensitivity, orders)
+        case PureDP(epsilon):
+            return randomised_response(orders, epsilon)
+        case PoissonSampled():
+            return _sampled(leaf, orders)
+        case SecretlySelected(probability, inner):
+            return subsampling.secret_selection(orders, curve(inner, orders), probability)
+        case Shuffled(inner):
+            return shuffling.amplify(leaf, orders, leaf_curve(inner, orders))
+
+
+def add_up(parts: Iterable[tuple[Leaf, int]], orders: Floats) -> Floats:
+    """Adaptive composition: divergences at the same order add."""
+    total = np.zeros(len(orders))
+    for leaf, count in parts:
+        total += count * leaf_curve(leaf, orders)
+    return total
+
+
+def curve(event: Event, orders: Floats) -> Floats:
+    """Divergence of a whole event at every order."""
+    return add_up(leaves(event).items(), np.asarray(orders, dtype=np.float64))
+
+
+def epsilon(event: Event, delta: float) -> float:
+    """The smallest epsilon that the curve certifies at `delta`."""
+    best = math.inf
+    for top in TOPS:
+        orders = order_grid(top)
+        value, order = epsilon_at(orders, curve(event, orders), delta)
+        best = min(best, value)
+        if order < 0.8 * top:
+            break
+    return best
+
+
+def delta(event: Event, epsilon: float) -> float:
+    """The smallest delta that the curve certifies at `epsilon`."""
+    return min(delta_at(grid, curve(event, grid), epsilon) for grid in map(order_grid, TOPS[:2]))

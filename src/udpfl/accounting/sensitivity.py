@@ -1,0 +1,59 @@
+"""How far one record can move a release: a norm, a bound and a dimension.
+
+The clipper that enforces the bound returns this object, so clip and noise cannot disagree.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from udpfl.errors import InvalidInput
+
+Norm = Literal["l1", "l2", "linf"]
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """One record changes the sum by a vector v with ||v|| <= bound in `dimension` coordinates.
+
+    `dimension` may stay unknown (None) only where the answer does not depend on it: Gaussian noise
+    under l1 or l2.
+    """
+
+    bound: float
+    norm: Norm = "l2"
+    dimension: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.norm not in get_args(Norm):
+            raise InvalidInput("norm", f"must be l1, l2 or linf, got {self.norm!r}")
+        if not (math.isfinite(self.bound) and self.bound > 0):
+            raise InvalidInput("clip", f"must be a finite number above 0, got {self.bound!r}")
+        if self.dimension is not None and not (
+            isinstance(self.dimension, int) and self.dimension >= 1
+        ):
+            raise InvalidInput("dimension", f"must be a whole number >= 1, got {self.dimension!r}")
+
+    @property
+    def coordinates(self) -> int:
+        """The dimension, or an error where it is needed and missing."""
+        if self.dimension is None:
+            raise InvalidInput(
+                "dimension",
+                "is required: except for Gaussian noise under l1 or l2, privacy depends on it",
+            )
+        return self.dimension
+
+    def scalar(self) -> Sensitivity:
+        """The paper's reading: the whole bound on a single coordinate. Nominal, not a guarantee."""
+        return replace(self, dimension=1)
+
+    def largest(self, norm: Norm) -> float:
+        """The largest `norm` of a vector inside this bound."""
+        if self.norm == norm or self.dimension == 1:
+            return self.bound
+        power = {"l1": 1.0, "l2": 0.5, "linf": 0.0}
+        gain = max(0.0, power[norm] - power[self.norm])
+        return self.bound * float(self.coordinates) ** gain if gain else self.bound

@@ -1,0 +1,59 @@
+"""The privacy statement: the only form in which an epsilon leaves the accountant."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from udpfl.accounting.events import Neighbours, Unit
+
+Kind = Literal["guarantee", "nominal", "none"]
+
+
+@dataclass(frozen=True)
+class PrivacyStatement:
+    """What is promised, to whom, and by which argument.
+
+    kind "guarantee": proved for everyone. kind "nominal": the paper's scalar accounting, which
+    bounds one coordinate and not the gradient; `vector_epsilon` is what really holds. kind "none":
+    no privacy is claimed, whatever the numbers say.
+    """
+
+    epsilon: float
+    delta: float
+    kind: Kind
+    accountant: str
+    unit: Unit = "record"
+    neighbours: Neighbours = "add-remove"
+    vector_epsilon: float = math.inf
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def none(cls, reason: str) -> PrivacyStatement:
+        """No claim at all, with the reason."""
+        return cls(math.inf, 1.0, "none", "none", notes=(reason,))
+
+    def __str__(self) -> str:
+        if self.kind == "none":
+            return "not private: " + "; ".join(self.notes)
+        relation = {"add-remove": "added or removed", "replace-one": "replaced"}[self.neighbours]
+        if self.kind == "nominal":
+            return (
+                f"nominal ε = {self.epsilon:.4g} (scalar accounting, not a privacy guarantee); "
+                f"the guarantee is ε = {self.vector_epsilon:.4g} at δ = {self.delta:g}, "
+                f"one {self.unit} {relation}"
+            )
+        return (
+            f"(ε = {self.epsilon:.4g}, δ = {self.delta:g})-DP for one {self.unit} {relation}, "
+            f"by the {self.accountant} accountant"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON: infinite numbers become the string "inf"."""
+        plain = asdict(self)
+        plain["notes"] = list(self.notes)
+        for key in ("epsilon", "vector_epsilon"):
+            if math.isinf(plain[key]):
+                plain[key] = "inf"
+        return plain

@@ -1,0 +1,161 @@
+"""The vector accountant: the worst gradient that the clipping allows.
+
+Noise is independent per coordinate, so one release with gradient difference v has divergence
+sum_i D(|v_i|), and the accountant needs the supremum over all v inside the bound:
+
+    l2:   d * H(c^2 / d), H the least nondecreasing concave majorant of u -> D(sqrt(u)) on [0, c^2]
+    l1:   d * H(c / d),   H the same for D itself on [0, c]
+    linf: d * max of D on [0, c]
+
+Guarantee: every number returned is an upper bound. Where the shape of D is proved (Gaussian,
+Laplace) it is the exact supremum. Elsewhere the majorant is built from points that lie on or above
+the curve: tangents where D is known to be concave between kinks (Staircase), the value at the
+right end of each cell where D is nondecreasing (any unimodal density), a Lipschitz bound otherwise.
+
+References: docs/mathematics.md, section 3.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from udpfl.accounting.few_coordinates import MOST_COORDINATES, fewer_at_once
+from udpfl.accounting.sensitivity import Sensitivity
+from udpfl.accounting.staircase_vertices import staircase_vertices
+from udpfl.errors import Unsupported
+from udpfl.mechanisms import Gaussian, Mechanism, Staircase, Tabulated
+from udpfl.mechanisms.arrays import Floats
+
+_LATTICE = math.log(1.004)
+
+
+def worst_case(mechanism: Mechanism, sensitivity: Sensitivity, orders: Floats) -> Floats:
+    """Upper bound, at each finite order >= 1, on the Rényi divergence of one release."""
+    column = np.asarray(orders, dtype=np.float64)
+    if isinstance(mechanism, Gaussian):
+        return mechanism.renyi(column, sensitivity.largest("l2"))
+    if isinstance(mechanism, Tabulated):  # at scale 1 its divergences are cached
+        sensitivity = Sensitivity(
+            sensitivity.bound / mechanism.scale, sensitivity.norm, sensitivity.dimension
+        )
+        mechanism = mechanism.scaled(1 / mechanism.scale)
+    bound, dimension = sensitivity.bound, sensitivity.coordinates
+    if sensitivity.norm == "linf" or dimension == 1:
+        return dimension * _largest_up_to(mechanism, bound, column)
+    if sensitivity.norm == "l2" and mechanism.even_spread_is_worst:
+        return dimension * mechanism.renyi(column, bound / math.sqrt(dimension))
+    if sensitivity.norm == "l1" and mechanism.one_coordinate_is_worst:
+        return mechanism.renyi(column, bound)
+    power = 2 if sensitivity.norm == "l2" else 1
+    return _majorant(mechanism, bound, dimension, power, column)
+
+
+def worst_loss(mechanism: Mechanism, sensitivity: Sensitivity) -> float:
+    """The largest privacy loss of one release: epsilon of pure DP, inf where there is none."""
+    if isinstance(mechanism, Gaussian):
+        return math.inf
+    dimension = sensitivity.coordinates
+    if dimension > 1 and isinstance(mechanism, Staircase):
+        raise Unsupported(
+            "independent Staircase noise is pure-DP in one dimension only: with "
+            f"{dimension} coordinates each can cross a step, so even a tiny change costs up to "
+            f"{dimension} x decay; use laplace"
+        )
+    if dimension == 1:
+        return float(_largest_up_to(mechanism, sensitivity.bound, np.asarray([math.inf]))[0])
+    if not mechanism.one_coordinate_is_worst:
+        rate = mechanism.steepest  # |loss| <= rate * |v|_1
+    else:
+        rate = float(mechanism.renyi(math.inf, sensitivity.bound)) / sensitivity.bound
+    return rate * sensitivity.largest("l1")
+
+
+def _largest_up_to(mechanism: Mechanism, bound: float, orders: Floats) -> Floats:
+    """The maximum of D over all shifts up to `bound`."""
+    if mechanism.unimodal:
+        return mechanism.renyi(orders, bound)
+    shifts = np.linspace(0, bound, 257)
+    return np.asarray(_cells(mechanism, shifts, orders).max(axis=1))
+
+
+def _cells(mechanism: Mechanism, shifts: Floats, orders: Floats) -> Floats:
+    """Upper bound on D over each cell between neighbouring shifts, [orders, cells]."""
+    value = mechanism.renyi(orders[:, None], shifts[None, :])
+    if mechanism.unimodal:
+        return value[:, 1:]
+    rate = mechanism.steepest
+    if math.isinf(rate):
+        raise Unsupported(
+            f"{mechanism.name}: a density that is neither unimodal nor log-Lipschitz has no "
+            "certified worst case"
+        )
+    # |log p(x - s) - log p(x - t)| <= rate |s - t| carries over to the divergence.
+    lipschitz = (value[:, :-1] + value[:, 1:] + rate * np.diff(shifts)) / 2
+    # ... and a loss of at most rate * s is (rate s)^2 / 2 zero-concentrated (Bun and Steinke 2016).
+    concentrated = np.where(np.isinf(orders), np.inf, orders)[:, None] * (rate * shifts[1:]) ** 2
+    return np.minimum(lipschitz, concentrated / 2)
+
+
+def _majorant(
+    mechanism: Mechanism, bound: float, dimension: int, power: int, orders: Floats
+) -> Floats:
+    """Upper bound on the worst case by the concave majorant at the even spread, per order."""
+    spread = bound / dimension ** (1 / power)
+    if isinstance(mechanism, Staircase):
+        vertices = staircase_vertices(mechanism, bound, spread, power, orders)
+        whole = dimension * hull_at(vertices.u, vertices.y, spread**power)
+        if dimension > MOST_COORDINATES:
+            return whole
+        return fewer_at_once(mechanism, vertices, bound, dimension, power, orders, whole)
+    shifts = np.append(0.0, _shift_grid(min(spread / 32, bound / 2), bound, spread))
+    cells = _cells(mechanism, shifts, orders)
+    ends = np.broadcast_to(shifts**power, (len(orders), len(shifts)))
+    u = np.concatenate([ends[:, :-1], ends[:, 1:]], axis=1)
+    return dimension * hull_at(u, np.concatenate([cells, cells], axis=1), spread**power)
+
+
+def _shift_grid(start: float, end: float, spread: float) -> Floats:
+    """Shifts from start to end on a fixed geometric lattice, finest where the worst case may lie.
+
+    That is around the even spread, where divergences grow almost linearly in the squared shift and
+    every cell counts, and just below the end, where one coordinate takes everything. The lattice is
+    fixed so that mechanisms which remember their divergences meet the same shifts again.
+    """
+    index = np.arange(
+        math.floor(math.log(start) / _LATTICE) + 1, math.ceil(math.log(end) / _LATTICE)
+    )
+    shifts = np.exp(_LATTICE * index)
+    away = np.maximum(shifts / spread, spread / shifts)
+    stride = np.select([(away < 8) | (shifts > end / 2), away < 16, away < 32], [1, 2, 4], 8)
+    inner = shifts[index % stride == 0]
+    return np.concatenate([[start], inner[(inner > start) & (inner < end)], [end]])
+
+
+def hull_at(u: Floats, y: Floats, at: float) -> Floats:
+    """Value at `at` of the nondecreasing concave hull of the points (u, y), per row of y.
+
+    For every slope k >= 0 the line touching the points from above with that slope bounds the hull,
+    and the least such bound is the hull. Pivoting between the supporting points on either side
+    finds the least one; stopping early would only be loose, never wrong.
+    """
+    rows = np.arange(len(y))
+    left = np.where(u <= at, y, -np.inf).argmax(axis=1)
+    right = np.where(u >= at, y, -np.inf).argmax(axis=1)
+    best = np.full(len(y), np.inf)
+    for _ in range(64):
+        run = u[rows, right] - u[rows, left]
+        rise = y[rows, right] - y[rows, left]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            slope = np.where(run > 0, np.maximum(rise / run, 0.0), 0.0)
+        lifted = y - slope[:, None] * (u - at)
+        touch = lifted.argmax(axis=1)
+        bound = lifted[rows, touch]
+        chord = y[rows, left] + slope * (at - u[rows, left])
+        best = np.minimum(best, bound)
+        if np.all((bound - chord <= 1e-12 * np.abs(bound)) | ~np.isfinite(bound)):
+            break
+        goes_left = u[rows, touch] <= at
+        left, right = np.where(goes_left, touch, left), np.where(goes_left, right, touch)
+    return best

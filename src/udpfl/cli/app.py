@@ -1,0 +1,71 @@
+"""The command itself: registers the verbs and turns errors into one clear line."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Annotated
+
+import typer
+
+from udpfl import __version__
+from udpfl.cli.plan import plan
+from udpfl.errors import InvalidInput, UdpflError
+
+app = typer.Typer(
+    help="Differentially private federated learning with any noise and a number that is true.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+)
+app.command()(plan)
+
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # click's, or typer's copy of it
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"udpfl {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Say more about what is going on.")
+    ] = False,
+) -> None:
+    logging.basicConfig(
+        level=logging.DEBUG if verbose else logging.WARNING, format="%(name)s: %(message)s"
+    )
+    for chatty in ("matplotlib", "PIL"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point. Exit codes: 0 fine, 2 bad input, 130 interrupted."""
+    try:
+        code = app(args=arguments, standalone_mode=False)
+    except InvalidInput as error:
+        code = _fail(f"--{error.parameter.replace('_', '-')}: {error.message}")
+    except UdpflError as error:
+        code = _fail(str(error))
+    except _UsageError as error:
+        code = _fail(error.format_message())  # type: ignore[attr-defined]
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str) -> int:
+    typer.echo("udpfl: error: " + " ".join(message.split()), err=True)
+    return 2

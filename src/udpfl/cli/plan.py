@@ -1,0 +1,190 @@
+"""`udpfl plan`: how much noise a budget takes, and with which mechanism."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from udpfl.errors import InvalidInput, Unsupported
+from udpfl.mechanisms import Mechanism
+from udpfl.planning import Plan
+from udpfl.planning import plan as make_plan
+
+
+class MechanismName(StrEnum):
+    """What --mechanism takes."""
+
+    gaussian = "gaussian"
+    laplace = "laplace"
+    staircase = "staircase"
+    auto = "auto"
+    all = "all"
+
+
+class NormName(StrEnum):
+    """What --norm takes."""
+
+    l1 = "l1"
+    l2 = "l2"
+    linf = "linf"
+
+
+class AccountingName(StrEnum):
+    """What --accounting takes."""
+
+    vector = "vector"
+    scalar = "scalar"
+
+
+class AccountantName(StrEnum):
+    """What --accountant takes."""
+
+    rdp = "rdp"
+    pld = "pld"
+    best = "best"
+
+
+class RankName(StrEnum):
+    """What --rank takes."""
+
+    l2 = "l2"
+    l1 = "l1"
+
+
+def plan(
+    epsilon: Annotated[float, typer.Option(help="Budget: epsilon of all releases together.")],
+    steps: Annotated[int, typer.Option(help="How many times noise is released.")],
+    mechanism: Annotated[
+        MechanismName,
+        typer.Option(help="One mechanism, 'auto' for the best, 'all' for the ranking."),
+    ] = MechanismName.auto,
+    delta: Annotated[
+        float, typer.Option(help="Budget: delta of all releases together; 0 for pure DP.")
+    ] = 1e-5,
+    sampling_rate: Annotated[
+        float, typer.Option(help="Probability that a record takes part in a release.")
+    ] = 1.0,
+    clip: Annotated[float, typer.Option(help="Bound on one record's gradient.")] = 1.0,
+    norm: Annotated[NormName, typer.Option(help="Norm in which it is clipped.")] = NormName.l2,
+    dimension: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of parameters. Required, except for Gaussian noise under l1 or l2.",
+            show_default=False,
+        ),
+    ] = None,
+    accounting: Annotated[
+        AccountingName,
+        typer.Option(
+            help="'vector' is a guarantee; 'scalar' is the paper's own accounting, nominal only."
+        ),
+    ] = AccountingName.vector,
+    accountant: Annotated[
+        AccountantName,
+        typer.Option(help="Rényi divergences, privacy-loss distributions, or the tighter one."),
+    ] = AccountantName.best,
+    rank: Annotated[
+        RankName, typer.Option(help="Rank by standard deviation (l2) or mean size (l1).")
+    ] = RankName.l2,
+    json_: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            help="Draw noise against epsilon for every mechanism (png, svg or pdf).",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Find the smallest noise that keeps a privacy budget, and the mechanism that needs least.
+
+    Example: udpfl plan --mechanism all --epsilon 8 --steps 300 --sampling-rate 0.05
+    --dimension 26010
+    """
+    options: dict[str, Any] = {
+        "steps": steps,
+        "delta": delta,
+        "sampling_rate": sampling_rate,
+        "clip": clip,
+        "norm": norm.value,
+        "dimension": dimension,
+        "accounting": accounting.value,
+        "accountant": accountant.value,
+        "rank": rank.value,
+    }
+    if plot is not None:
+        _check_plot(plot)
+    try:
+        rows = make_plan(mechanism.value, epsilon=epsilon, **options)
+    except Unsupported as reason:
+        raise Unsupported(f"--mechanism {mechanism.value}: {reason}") from None
+    if json_:
+        typer.echo(json.dumps(rows.to_list(), indent=2))
+    else:
+        show(rows, Console())
+    if plot is not None:
+        from udpfl.figures import noise_figure
+
+        with Console(stderr=True).status("calibrating every mechanism over a range of epsilon"):
+            noise_figure(plot, epsilon, options)
+        typer.echo(f"wrote {plot}", err=True)
+
+
+def _check_plot(path: Path) -> None:
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise InvalidInput("plot", f"the file must end in .png, .svg or .pdf, got {path.name!r}")
+    if not path.parent.is_dir():
+        raise InvalidInput("plot", f"there is no folder {str(path.parent)!r}")
+
+
+def show(rows: Plan, console: Console) -> None:
+    """The plan as a table for people."""
+    setting = rows.setting
+    sensitivity = setting.sensitivity
+    size = "" if sensitivity.dimension is None else f" in {sensitivity.dimension:,} dimensions"
+    nominal = setting.accounting == "scalar"
+    table = Table(
+        title=f"Noise for ε ≤ {setting.epsilon:g}, δ = {setting.delta:g}: {setting.releases:,} "
+        f"releases at sampling rate {setting.rate:g}, {sensitivity.norm} clip "
+        f"{sensitivity.bound:g}{size}",
+        title_justify="left",
+        title_style="bold",
+    )
+    table.add_column("#", justify="right")
+    table.add_column("mechanism")
+    table.add_column("noise std", justify="right")
+    table.add_column("mean |noise|", justify="right")
+    table.add_column("nominal ε" if nominal else "ε", justify="right")
+    if nominal:
+        table.add_column("true ε (vector)", justify="right", style="bold red")
+    table.add_column("accountant")
+    for row in rows:
+        if row.noise is None or row.statement is None:
+            table.add_row("–", row.mechanism, "impossible", style="dim")
+            continue
+        statement = row.statement
+        cells = [f"{row.noise.noise_std:.4g}", f"{row.noise.mean_abs:.4g}"]
+        cells.append(f"{statement.epsilon:.4g}")
+        if nominal:
+            cells.append(f"{statement.vector_epsilon:.4g}")
+        table.add_row(str(row.rank), row.mechanism, *cells, statement.accountant)
+    console.print(table)
+    for row in rows:
+        values = "" if row.noise is None else _values(row.noise)
+        console.print(f"[bold]{row.mechanism}[/]{values}: {row.why}", highlight=False)
+    if nominal:
+        console.print(
+            "[bold red]Nominal: scalar accounting, not a privacy guarantee.[/] "
+            "The column 'true ε' is what really holds for the whole gradient."
+        )
+    elif rows.best.statement is not None:
+        console.print(f"Guarantee: {rows.best.statement}.", highlight=False)
+
+
+def _values(noise: Mechanism) -> str:
+    return " (" + ", ".join(f"{name} {v:.5g}" for name, v in noise.parameters.items()) + ")"

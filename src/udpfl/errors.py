@@ -1,0 +1,36 @@
+"""The one exception hierarchy: every error this package raises on purpose is a `UdpflError`."""
+
+from __future__ import annotations
+
+
+class UdpflError(Exception):
+    """Base class: catch this to catch everything the package raises on purpose."""
+
+
+class InvalidInput(UdpflError, ValueError):
+    """A value that can never be right, with the name of the parameter that carried it."""
+
+    def __init__(self, parameter: str, message: str) -> None:
+        self.parameter = parameter
+        self.message = message
+        super().__init__(f"{parameter}: {message}")
+
+
+class Unsupported(UdpflError):
+    """A combination for which no valid accounting is known. Refused, never approximated."""
+
+
+class Infeasible(UdpflError):
+    """No amount of noise of this kind meets the requested budget."""
+
+
+class BudgetExceeded(UdpflError):
+    """The next release would take a client past its budget."""
+
+
+class MissingExtra(UdpflError, ImportError):
+    """An optional dependency is not installed; the message says which extra brings it."""
+
+    def __init__(self, module: str, extra: str) -> None:
+        self.extra = extra
+        super().__init__(f"{module} is not installed: pip install 'udpfl[{extra}]'")

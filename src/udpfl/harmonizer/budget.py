@@ -1,0 +1,58 @@
+"""How much of a budget is left after a history of events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from udpfl.accounting.accountant import Accountant, account, check_choices
+from udpfl.accounting.events import Composed, Event, Repeated
+from udpfl.errors import InvalidInput
+
+_MOST_ROUNDS = 1 << 24
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The most that all releases of one client together may cost."""
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        if not self.epsilon > 0:
+            raise InvalidInput("epsilon", f"must be above 0, got {self.epsilon!r}")
+        check_choices(self.delta, "best", "vector")
+
+
+def would_exceed(
+    history: Iterable[Event], next_event: Event, budget: Budget, accountant: Accountant = "best"
+) -> bool:
+    """Whether releasing `next_event` after `history` would break the budget.
+
+    The whole history is accounted at once: epsilons of separate events are never added up.
+    """
+    total = Composed([*history, next_event])
+    return account(total, budget.delta, accountant).epsilon > budget.epsilon
+
+
+def rounds_left(
+    history: Iterable[Event], round_event: Event, budget: Budget, accountant: Accountant = "best"
+) -> int:
+    """How many more times `round_event` fits into the budget after `history`."""
+    past = list(history)
+
+    def fits(count: int) -> bool:
+        return not would_exceed(past, Repeated(round_event, count), budget, accountant)
+
+    if not fits(1):
+        return 0
+    low, high = 1, 2
+    while fits(high):
+        low, high = high, high * 2
+        if high > _MOST_ROUNDS:
+            return low
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

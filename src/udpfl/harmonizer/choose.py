@@ -1,0 +1,91 @@
+"""Which mechanism for this release: calibrate all, rank by expected error, and say why."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from udpfl.errors import Infeasible, InvalidInput, Unsupported
+from udpfl.harmonizer.calibrate import Calibrated, Setting, calibrate
+from udpfl.mechanisms import BUILT_IN, Mechanism
+
+Rank = Literal["l2", "l1"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One mechanism's place in the ranking, or the reason why it has none."""
+
+    name: str
+    calibrated: Calibrated | None
+    why: str
+
+    def error(self, rank: Rank) -> float:
+        """Expected error per coordinate: root mean square (l2) or mean absolute (l1)."""
+        if self.calibrated is None:
+            return math.inf
+        noise = self.calibrated.mechanism
+        return noise.noise_std if rank == "l2" else noise.mean_abs
+
+
+def choose(
+    setting: Setting,
+    mechanisms: Iterable[str | Mechanism] = tuple(BUILT_IN),
+    rank: Rank = "l2",
+) -> list[Choice]:
+    """All mechanisms, least expected error first; impossible ones last, with the reason.
+
+    Every coordinate gets the same noise, so ranking by one coordinate's error ranks by the expected
+    l1 or squared l2 error of the whole release.
+    """
+    if rank not in get_args(Rank):
+        raise InvalidInput("rank", f"must be l2 or l1, got {rank!r}")
+    choices = []
+    for mechanism in mechanisms:
+        name = mechanism if isinstance(mechanism, str) else mechanism.name
+        try:
+            choices.append(Choice(name, calibrate(mechanism, setting, rank), ""))
+        except (Unsupported, Infeasible) as reason:
+            log.info("%s: %s", name, reason)
+            choices.append(Choice(name, None, str(reason)))
+    choices.sort(key=lambda choice: choice.error(rank))
+    best = choices[0]
+    return [_explained(choice, best, setting, rank) for choice in choices]
+
+
+def _explained(choice: Choice, best: Choice, setting: Setting, rank: Rank) -> Choice:
+    if choice.calibrated is None or best.calibrated is None:
+        return choice
+    measure = "standard deviation" if rank == "l2" else "mean absolute noise"
+    if choice is best:
+        text = f"least {measure} for this release. {_reason(choice.name, setting)}"
+    else:
+        extra = choice.error(rank) / best.error(rank) - 1
+        text = f"{extra:.1%} more {measure} than {best.name}. {_reason(choice.name, setting)}"
+    return Choice(choice.name, choice.calibrated, text)
+
+
+def _reason(name: str, setting: Setting) -> str:
+    sensitivity = setting.sensitivity
+    if setting.accounting == "scalar":
+        return "Scalar accounting bounds one coordinate, not the gradient: nominal only."
+    if setting.delta == 0:
+        return "Pure DP (delta = 0)."
+    if name == "gaussian":
+        if sensitivity.norm == "linf":
+            return "Its cost grows with the l2 norm, the square root of the dimension under linf."
+        return "Its cost depends on the l2 norm alone, whatever the dimension."
+    if sensitivity.dimension == 1:
+        return "In one dimension bounded privacy loss pays at moderate and large epsilon."
+    if sensitivity.norm == "l1":
+        return "Under l1 the worst gradient is a single coordinate, so the dimension is free."
+    if name == "laplace":
+        return "Against a gradient spread over many coordinates it needs up to 1.41 x the std."
+    if name == "staircase":
+        return "Its jumps force a period below the shift of one coordinate, close to Laplace."
+    return "Accounted numerically for the worst gradient."

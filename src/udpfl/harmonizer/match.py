@@ -1,0 +1,43 @@
+"""Another noise that leaks no more than a given Gaussian."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from udpfl.accounting.sensitivity import Sensitivity
+from udpfl.accounting.worst_case import worst_case
+from udpfl.errors import InvalidInput
+from udpfl.harmonizer.calibrate import Family, least_root, named_family
+from udpfl.mechanisms import Gaussian, Mechanism
+
+ORDERS = np.arange(1.0, 1025.0)
+"""Order 1 is the Kullback-Leibler divergence; then every integer order up to 1024."""
+
+
+def match(mechanism: str | Mechanism, reference: Gaussian, sensitivity: Sensitivity) -> Mechanism:
+    """The least noise whose leakage exceeds the reference's at none of `ORDERS`.
+
+    Both sides are worst cases over all gradients that `sensitivity` allows. What holds for one
+    release holds for any number of them, sampled or not: both accountings only ever add and mix
+    these divergences. A mechanism given by name keeps period = clip for Staircase; hand in an
+    instance to keep its own shape and adjust its scale.
+    """
+    if isinstance(mechanism, str):
+        family = named_family(mechanism, sensitivity.bound)
+    elif isinstance(mechanism, Mechanism):
+        family = _scalings(mechanism, sensitivity.bound)
+    else:
+        raise InvalidInput("mechanism", f"must be a name or a mechanism, got {mechanism!r}")
+    allowed = worst_case(reference, sensitivity, ORDERS)
+
+    def excess(level: float) -> float:
+        leaked = worst_case(family(level), sensitivity, ORDERS)
+        with np.errstate(divide="ignore"):
+            return float(np.clip(np.log(leaked / allowed).max(), -30.0, 30.0))
+
+    start = reference.std / sensitivity.bound
+    return family(least_root(excess, start, 1e-6, slope=-2.0))
+
+
+def _scalings(mechanism: Mechanism, clip: float) -> Family:
+    return mechanism.scaled(clip / mechanism.noise_std).scaled

@@ -1,0 +1,54 @@
+"""Write a formula once, run it on numpy arrays and torch tensors alike.
+
+Torch is never imported here: a caller who hands in a tensor has imported it already.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+Floats = NDArray[np.float64]
+
+
+def is_torch(x: Any) -> bool:
+    """True for a torch tensor, without importing torch to find out."""
+    return type(x).__module__.partition(".")[0] == "torch"
+
+
+def namespace(x: Any) -> Any:
+    """The module (numpy or torch) whose functions take `x`."""
+    return sys.modules["torch"] if is_torch(x) else np
+
+
+def normal_quantile(u: Any) -> Any:
+    """Inverse of the standard normal distribution function, for either kind of array."""
+    return namespace(u).special.ndtri(u) if is_torch(u) else special.ndtri(u)
+
+
+def like(table: Floats, x: Any) -> Any:
+    """`table` as an array of the same kind, precision and device as `x`."""
+    return namespace(x).asarray(np.ascontiguousarray(table), dtype=x.dtype, device=x.device)
+
+
+def cell_index(edges: Any, x: Any) -> Any:
+    """Index i of the cell with edges[i] <= x < edges[i + 1], ends clipped."""
+    index = namespace(x).searchsorted(edges, x, side="right") - 1
+    return index.clip(0, len(edges) - 2)
+
+
+def tail_and_sign(words: Any, dtype: Any) -> tuple[Any, Any]:
+    """Split signed 64-bit random words into a tail probability in (0, 1] and a sign.
+
+    The magnitude keeps 63 random bits. Converted to floating point, small values keep their full
+    relative precision even in float32, so tails far beyond 1e-12 occur with the right frequency.
+    """
+    xp = namespace(words)
+    signed = words.to(dtype) if is_torch(words) else words.astype(dtype)
+    signed = signed + 0.5  # the words w and -1 - w become exact opposites, and zero cannot occur
+    sign = xp.where(words < 0, -xp.ones_like(signed), xp.ones_like(signed))
+    return xp.abs(signed) * 2.0**-63, sign

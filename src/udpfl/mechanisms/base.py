@@ -1,0 +1,132 @@
+"""What a noise mechanism is: a symmetric density, its divergence under a shift, and a sampler.
+
+A mechanism knows nothing of clipping, steps or clients. It adds independent noise to every
+coordinate; what that means for a whole gradient is the business of `udpfl.accounting`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from udpfl.errors import InvalidInput
+from udpfl.mechanisms import quadrature
+from udpfl.mechanisms.arrays import Floats, namespace, tail_and_sign
+
+
+def positive(name: str, value: float) -> None:
+    """Refuse a parameter that is not a finite number above zero."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.floating, np.integer)):
+        raise InvalidInput(name, f"must be a number, got {value!r}")
+    if not (math.isfinite(value) and value > 0):
+        raise InvalidInput(name, f"must be a finite number above 0, got {value!r}")
+
+
+@dataclass(frozen=True)
+class Mechanism(ABC):
+    """Additive noise with a density symmetric about zero.
+
+    The class attributes are claims about the shape of the divergence. Each is proved in
+    docs/mathematics.md for the mechanisms that set it, and each lets the accountant replace a
+    numerical worst case by a closed form. A subclass that claims nothing is accounted numerically.
+    """
+
+    name: ClassVar[str]
+    even_spread_is_worst: ClassVar[bool] = False
+    """D(sqrt(u)) is concave in u at every order: under l2 the worst gradient is spread evenly."""
+    one_coordinate_is_worst: ClassVar[bool] = False
+    """D(s) is convex in s at every order: under l1 the worst gradient is a single coordinate."""
+
+    @property
+    def unimodal(self) -> bool:
+        """The density never rises away from zero, so divergences never fall as the shift grows."""
+        return False
+
+    @property
+    def steepest(self) -> float:
+        """A bound on |d log density / dx|; inf where there is none."""
+        return math.inf
+
+    @abstractmethod
+    def log_density(self, x: ArrayLike) -> Floats:
+        """Natural logarithm of the density, -inf where it vanishes."""
+
+    @property
+    @abstractmethod
+    def variance(self) -> float:
+        """Variance of one coordinate."""
+
+    @property
+    @abstractmethod
+    def mean_abs(self) -> float:
+        """Expected absolute value of one coordinate."""
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation of one coordinate."""
+        return math.sqrt(self.variance)
+
+    @abstractmethod
+    def magnitude(self, tail: Any) -> Any:
+        """The x >= 0 with P(|noise| > x) = tail, for numpy arrays or torch tensors in (0, 1]."""
+
+    @abstractmethod
+    def scaled(self, factor: float) -> Self:
+        """The mechanism whose noise is `factor` times this one's."""
+
+    def renyi(self, order: ArrayLike, shift: ArrayLike) -> Floats:
+        """Rényi divergence between the noise and itself shifted; broadcasts both arguments.
+
+        Order 1 is the Kullback-Leibler divergence, order inf the largest privacy loss. The default
+        integrates numerically; mechanisms with a closed form override it.
+        """
+        return quadrature.renyi(self.log_density, self.magnitude, order, shift)
+
+    def hockey_stick(self, epsilon: ArrayLike, shift: float) -> Floats:
+        """The integral of max(0, p(x) - e^epsilon p(x - shift)): delta of one release."""
+        return quadrature.hockey_stick(self.log_density, self.magnitude, epsilon, shift)
+
+    def from_uniform(self, u: Any) -> Any:
+        """Noise from uniform draws in (0, 1) by inverting the distribution function.
+
+        Works on numpy arrays and torch tensors and keeps their precision. Near 1 a float32 has
+        24 bits only: use `from_bits` to draw float32 noise with far tails on both sides.
+        """
+        xp = namespace(u)
+        lower = u < 0.5
+        tail = 2 * xp.where(lower, u, 1 - u)
+        tiny = 2.0**-64
+        size = self.magnitude(xp.where(tail < tiny, xp.full_like(tail, tiny), tail))
+        return xp.where(lower, -size, size)
+
+    def from_bits(self, words: Any, dtype: Any = None) -> Any:
+        """Noise from random signed 64-bit words: the sign takes one bit, the tail 63.
+
+        The result is float32 unless `dtype` says otherwise, and even then its tails reach
+        probabilities of 1e-19.
+        """
+        tail, sign = tail_and_sign(words, dtype or namespace(words).float32)
+        return sign * self.magnitude(tail)
+
+    def sample(self, shape: int | tuple[int, ...], rng: np.random.Generator) -> Floats:
+        """Independent noise for every coordinate, in float64."""
+        bounds = np.iinfo(np.int64)
+        words = rng.integers(bounds.min, bounds.max, size=shape, dtype=np.int64, endpoint=True)
+        noise: Floats = self.from_bits(words, np.float64)
+        return noise
+
+    @property
+    def parameters(self) -> Mapping[str, float]:
+        """The constructor's arguments, by name."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def _rescaled(self, factor: float, *lengths: str) -> Self:
+        """A copy with every parameter that is a length multiplied by `factor`."""
+        positive("factor", factor)
+        return replace(self, **{name: getattr(self, name) * factor for name in lengths})

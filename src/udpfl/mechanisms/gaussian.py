@@ -1,0 +1,75 @@
+"""Gaussian noise."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import special
+
+from udpfl.mechanisms.arrays import Floats, normal_quantile
+from udpfl.mechanisms.base import Mechanism, positive
+
+
+@dataclass(frozen=True)
+class Gaussian(Mechanism):
+    """Normal noise with standard deviation `std`.
+
+    D_a(s) = a s^2 / (2 std^2), which depends on a gradient through its l2 norm alone: the only
+    mechanism here whose privacy does not depend on the dimension.
+
+    References: Mironov 2017, "Rényi differential privacy", Proposition 7.
+    """
+
+    std: float
+
+    name: ClassVar[str] = "gaussian"
+    even_spread_is_worst: ClassVar[bool] = True
+    one_coordinate_is_worst: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        positive("std", self.std)
+
+    @property
+    def unimodal(self) -> bool:
+        return True
+
+    def log_density(self, x: ArrayLike) -> Floats:
+        z = np.asarray(x, dtype=np.float64) / self.std
+        return np.asarray(-0.5 * z * z - math.log(self.std * math.sqrt(2 * math.pi)))
+
+    def renyi(self, order: ArrayLike, shift: ArrayLike) -> Floats:
+        ratio = np.asarray(shift, dtype=np.float64) / self.std
+        with np.errstate(invalid="ignore"):  # inf * 0: no shift, no divergence
+            result = np.asarray(order, dtype=np.float64) * ratio**2 / 2
+        return np.where(ratio == 0, 0.0, result)
+
+    def hockey_stick(self, epsilon: ArrayLike, shift: float) -> Floats:
+        """Closed form of Balle and Wang 2018, Theorem 8."""
+        eps, mu = np.asarray(epsilon, dtype=np.float64), abs(shift) / self.std
+        if mu == 0:
+            return np.maximum(0.0, -np.expm1(eps))
+        upper = special.log_ndtr(mu / 2 - eps / mu)
+        lower = eps + special.log_ndtr(-mu / 2 - eps / mu)
+        return np.asarray(np.exp(upper) * -np.expm1(np.minimum(lower - upper, 0.0)))
+
+    @property
+    def variance(self) -> float:
+        return self.std**2
+
+    @property
+    def mean_abs(self) -> float:
+        return self.std * math.sqrt(2 / math.pi)
+
+    def magnitude(self, tail: Any) -> Any:
+        return -self.std * normal_quantile(tail / 2)
+
+    def from_normal(self, z: Any) -> Any:
+        """Noise from standard normal draws, the fastest way on every device."""
+        return self.std * z
+
+    def scaled(self, factor: float) -> Self:
+        return self._rescaled(factor, "std")

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from hypothesis import HealthCheck, settings
+
+from udpfl import Tabulated
+
+settings.register_profile(
+    "house", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("house")
+
+
+@dataclass(frozen=True)
+class Logistic(Tabulated):
+    """The README's example of a mechanism of one's own."""
+
+    name = "logistic"
+
+    def shape(self, x: Any) -> Any:
+        return -x - 2 * np.log1p(np.exp(-x))
+
+
+@dataclass(frozen=True)
+class Student(Tabulated):
+    """Heavy tails: three degrees of freedom."""
+
+    name = "student"
+
+    def shape(self, x: Any) -> Any:
+        return -2 * np.log1p(x * x / 3)
+
+
+@dataclass(frozen=True)
+class Box(Tabulated):
+    """Bounded support: no privacy at all under a shift."""
+
+    name = "box"
+
+    def shape(self, x: Any) -> Any:
+        return np.where(x <= 1, 0.0, -np.inf)
+
+
+@dataclass(frozen=True)
+class TwoHumps(Tabulated):
+    """Not unimodal: the density rises away from zero before it falls."""
+
+    name = "two-humps"
+
+    def shape(self, x: Any) -> Any:
+        return np.logaddexp(-np.abs(x - 2) * 1.5, -np.abs(x + 2) * 1.5)
