@@ -76,7 +76,9 @@ def _curve(leaf: Release | PureDP, releases: int, near: float) -> tuple[Curve, f
         )
     bound, dimension = sensitivity.bound, sensitivity.coordinates
     if dimension == 1:
-        return lambda eps: mechanism.hockey_stick(eps, bound), 0.0
+        # Where the shifted noise misses a part of the support the loss there is infinite.
+        lost = float(mechanism.hockey_stick(700.0, bound))
+        return lambda eps: np.maximum(mechanism.hockey_stick(eps, bound) - lost, 0.0), lost
     if sensitivity.norm != "linf":
         raise Unsupported(
             f"no worst pair is known for {mechanism.name} noise under {sensitivity.norm} in "

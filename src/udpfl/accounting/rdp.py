@@ -35,8 +35,8 @@ TOPS = (64, 1024, 16384)
 def order_grid(top: int) -> Floats:
     """Orders at which curves are compared: fractional up to 11, then integers up to `top`."""
     fractional = 1 + 0.02 * 1.15 ** np.arange(45)
-    small = np.arange(2.0, 21.0)
-    large = np.unique(np.round(20 * 1.06 ** np.arange(1, 200)))
+    small = np.arange(2.0, 33.0)
+    large = np.unique(np.round(32 * 1.06 ** np.arange(1, 200)))
     grid = np.unique(np.concatenate([fractional[fractional < 11], small, large[large < top]]))
     result = np.append(grid, float(top))
     result.setflags(write=False)
@@ -49,6 +49,7 @@ def _knots(top: int) -> Floats:
     return np.unique(np.concatenate([np.arange(2.0, 17.0), large[large < top], [float(top)]]))
 
 
+@lru_cache(maxsize=32)
 def log_moments(release: Release, top: int) -> Floats:
     """(k-1) g(k) of the unsampled release for k = 0 ... top.
 
@@ -65,7 +66,9 @@ def log_moments(release: Release, top: int) -> Floats:
     else:
         knots = _knots(top)
     at_knots = (knots - 1) * worst_case(mechanism, release.sensitivity, knots)
-    return np.asarray(np.interp(every, np.append(1.0, knots), np.append(0.0, at_knots)))
+    moments = np.asarray(np.interp(every, np.append(1.0, knots), np.append(0.0, at_knots)))
+    moments.setflags(write=False)
+    return moments
 
 
 def randomised_response(orders: Floats, epsilon: float) -> Floats:
@@ -83,21 +86,22 @@ def _sampled(event: PoissonSampled, orders: Floats) -> Floats:
     inner, rate = event.event, event.rate
     if rate == 1:
         return leaf_curve(inner, orders)
-    top = int(orders.max())
+    top = max(2, math.ceil(orders.max()))
     if isinstance(inner, PureDP):
         every = np.arange(0.0, top + 1)
         moments = np.zeros(top + 1)
         moments[2:] = (every[2:] - 1) * randomised_response(every[2:], inner.epsilon)
     else:
         moments = log_moments(inner, top)
-    integer = np.union1d(np.arange(2.0, min(12, top) + 1), orders[orders == np.floor(orders)])
+    integer = np.maximum(np.union1d(np.floor(orders), np.ceil(orders)), 2.0)
+    integer = np.unique(integer)
     at_integers = subsampling.poisson(integer, moments, rate)
     # Between integers (a-1) RDP(a) is convex, so the chord is an upper bound; it vanishes at 1.
     chord = np.interp(orders, np.append(1.0, integer), np.append(0.0, (integer - 1) * at_integers))
     values: Floats = np.asarray(chord / (orders - 1))
     if isinstance(inner, Release) and isinstance(inner.mechanism, Gaussian):
         ratio = inner.sensitivity.largest("l2") / inner.mechanism.std
-        fractional = orders != np.floor(orders)
+        fractional = (orders != np.floor(orders)) & (orders * ratio < 500)
         if ratio < 30 and np.any(fractional):
             exact = subsampling.gaussian_fractional(orders[fractional], ratio, rate)
             values[fractional] = np.minimum(values[fractional], exact)
@@ -133,14 +137,24 @@ def curve(event: Event, orders: Floats) -> Floats:
 
 
 def epsilon(event: Event, delta: float) -> float:
-    """The smallest epsilon that the curve certifies at `delta`."""
-    best = math.inf
+    """The smallest epsilon that the curve certifies at `delta`.
+
+    (a-1) RDP(a) is convex, so epsilon has a single minimum in the order: the grid brackets it, and
+    two finer looks between its neighbours find it.
+    """
     for top in TOPS:
         orders = order_grid(top)
-        value, order = epsilon_at(orders, curve(event, orders), delta)
-        best = min(best, value)
+        best, order = epsilon_at(orders, curve(event, orders), delta)
         if order < 0.8 * top:
             break
+    for _ in range(2):
+        if best == 0 or not math.isfinite(best):
+            break
+        place = int(np.searchsorted(orders, order))
+        low, high = orders[max(place - 1, 0)], orders[min(place + 1, len(orders) - 1)]
+        orders = np.linspace(low, high, 9)
+        value, order = epsilon_at(orders, curve(event, orders), delta)
+        best = min(best, value)
     return best
 
 

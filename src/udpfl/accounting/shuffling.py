@@ -82,13 +82,11 @@ def exact_randomised_response(orders: Floats, epsilon: float, clients: int) -> F
     in question adds a 1 with probability e^eps/(1+e^eps) or 1/(1+e^eps).
     """
     truth = 1 / (1 + math.exp(-epsilon))
-    others = binom.pmf(np.arange(clients), clients - 1, 1 - truth)
-    one, zero = np.append(0.0, others), np.append(others, 0.0)
-    p = truth * one + (1 - truth) * zero
-    q = (1 - truth) * one + truth * zero
+    others = binom.logpmf(np.arange(clients), clients - 1, 1 - truth)
+    one, zero = np.append(-np.inf, others), np.append(others, -np.inf)
+    log_p = np.logaddexp(math.log(truth) + one, math.log1p(-truth) + zero)
+    log_q = np.logaddexp(math.log1p(-truth) + one, math.log(truth) + zero)
     a = np.asarray(orders, dtype=np.float64)[:, None]
-    with np.errstate(divide="ignore"):
-        log_p, log_q = np.log(p), np.log(q)
     both = [a * x + (1 - a) * y for x, y in ((log_p, log_q), (log_q, log_p))]
     return np.asarray(np.max([logsumexp(m, axis=1) for m in both], axis=0) / (a[:, 0] - 1))
 

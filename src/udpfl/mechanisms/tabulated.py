@@ -224,7 +224,7 @@ class Tabulated(Mechanism):
             above_p = share @ np.exp(_log_mean_exp(ends[0], ends[1]))
             above_q = share @ np.exp(_log_mean_exp(ends[2], ends[3]))
             tail = sum(mass * -math.expm1(min(e - value, 0.0)) for mass, value in tails)
-            result[i] = max(0.0, above_p - math.exp(e) * above_q) + tail
+            result[i] = max(0.0, above_p - math.exp(min(e, 700.0)) * above_q) + tail
         return result.reshape(eps.shape)
 
     def _moment(self, power: int) -> float:

@@ -1,0 +1,467 @@
+"""Sampling, composition, conversion and loss distributions, against second libraries and brute force."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from scipy.optimize import brentq
+
+from tests.conftest import Box, Logistic, TwoHumps
+from tests.oracles import sampled_moment_by_quadrature
+from udpfl import (
+    Composed,
+    Gaussian,
+    InvalidInput,
+    Laplace,
+    PoissonSampled,
+    PrivacyStatement,
+    PureDP,
+    Release,
+    Repeated,
+    SecretlySelected,
+    Sensitivity,
+    Shuffled,
+    Staircase,
+    Unsupported,
+    account,
+)
+from udpfl.accounting import conversion, loss_distribution, pure, rdp
+from udpfl.accounting.events import basis, leaves
+
+NOISES = [Gaussian(1.2), Laplace(1.1), Staircase(0.9, 1.0), Staircase(0.4, 0.3, 1.0), Logistic(0.8)]
+
+
+def sampled(noise, steps, rate, dimension=1, norm="l2"):
+    release = Release(noise, Sensitivity(1.0, norm, dimension))
+    return Repeated(PoissonSampled(rate, release), steps)
+
+
+def library_event(std, steps, rate):
+    event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(std))
+    return dp_accounting.SelfComposedDpEvent(event, steps)
+
+
+class TestRdp:
+    @settings(max_examples=40)
+    @given(rate=st.floats(1e-6, 0.99), std=st.floats(0.3, 50))
+    def test_sampled_gaussian_equals_dp_accounting_at_every_shared_integer_order(self, rate, std):
+        orders = [*range(2, 65), 128, 256, 512]
+        accountant = RdpAccountant(orders=orders)
+        accountant.compose(library_event(std, 1, rate))
+        ours = rdp.curve(sampled(Gaussian(std), 1, rate), np.asarray(orders, dtype=float))
+        finite = np.isfinite(accountant._rdp)
+        # below 1e-13 the other library has lost its digits
+        big = accountant._rdp > 1e-9
+        np.testing.assert_allclose(
+            ours[finite & big], accountant._rdp[finite & big], rtol=1e-6
+        )
+
+    @settings(max_examples=60)
+    @given(
+        rate=st.floats(1e-4, 1.0),
+        std=st.floats(0.4, 30),
+        steps=st.integers(1, 100_000),
+        delta=st.sampled_from([1e-9, 1e-6, 1e-5, 1e-3]),
+    )
+    def test_epsilon_is_within_one_percent_of_dp_accounting(self, rate, std, steps, delta):
+        ours = rdp.epsilon(sampled(Gaussian(std), steps, rate), delta)
+        assume(0.1 <= ours <= 20)
+        theirs, order = self._library_epsilon(None, std, steps, rate, delta)
+        assert ours <= theirs * 1.001
+        # Its default orders are sparse beyond 63: look again around its optimum, as we do. Its
+        # series for fractional orders does not converge at high rates or near order 1 (the next
+        # tests have the truth): there ours is lower and the comparison says nothing.
+        for low, high in ((0.5, 2.0), (0.9, 1.1)):
+            around = 1 + (order - 1) * np.geomspace(low, high, 9)
+            around = np.where(around > 30, np.round(around), around)
+            found = self._library_epsilon(np.unique(around), std, steps, rate, delta)
+            theirs, order = min((theirs, order), found)
+        if rate < 0.2 and 3 < order < 1000:
+            assert ours == pytest.approx(theirs, rel=0.01)
+
+    @pytest.mark.parametrize(
+        ("rate", "std", "steps"), [(0.375, 10.0, 2145), (0.05, 2.089, 300), (0.01, 0.5, 50)]
+    )
+    def test_epsilon_by_brute_force_over_orders(self, rate, std, steps):
+        """An independent quadrature at dense fractional orders: no library's series involved."""
+        noise = Gaussian(std)
+        best = math.inf
+        for order in 1 + np.geomspace(0.3, 30, 60):
+            edges = np.linspace(-20 * std - 2, 20 * std + order + 2, 1501)
+            moment = sampled_moment_by_quadrature(noise.log_density, order, 1.0, rate, edges)
+            value = steps * moment + math.log1p(-1 / order)
+            best = min(best, value - (math.log(1e-5) + math.log(order)) / (order - 1))
+        got = rdp.epsilon(sampled(noise, steps, rate), 1e-5)
+        assert got == pytest.approx(best, rel=2e-3)
+
+    @staticmethod
+    def _library_epsilon(orders, std, steps, rate, delta):
+        accountant = RdpAccountant() if orders is None else RdpAccountant(orders=list(orders))
+        accountant.compose(library_event(std, steps, rate))
+        return accountant.get_epsilon_and_optimal_order(delta)
+
+    @pytest.mark.parametrize("order", [1.05, 1.5, 2.5, 7.3])
+    @pytest.mark.parametrize(("rate", "std"), [(0.5, 3.0), (0.05, 1.0), (0.01, 0.4)])
+    def test_fractional_orders_of_the_gaussian_by_brute_force(self, order, rate, std):
+        noise = Gaussian(std)
+        edges = np.linspace(-20 * std - 2, 20 * std + order + 2, 4001)
+        expected = sampled_moment_by_quadrature(noise.log_density, order, 1.0, rate, edges)
+        got = rdp.curve(sampled(noise, 1, rate), np.asarray([order, 16.0]))[0]
+        assert got == pytest.approx(expected, rel=1e-6)
+
+    @pytest.mark.parametrize("noise", NOISES, ids=repr)
+    @pytest.mark.parametrize("order", [2, 3, 12, 40])
+    def test_sampled_release_by_brute_force(self, noise, order):
+        """In one dimension the binomial sum is exact, for removing and bounds adding a record."""
+        reach = float(noise.magnitude(np.asarray([1e-19]))[0]) * 2 + order
+        edges = [np.linspace(-reach, reach, 20_001)]
+        if isinstance(noise, Staircase):
+            whole = np.arange(0, reach, noise.period)
+            edges += [whole, -whole, whole + noise.split * noise.period]
+            edges.append(-edges[-1])
+        cuts = np.concatenate(edges)
+        expected = sampled_moment_by_quadrature(noise.log_density, order, 1.0, 0.07, cuts)
+        got = rdp.curve(sampled(noise, 1, 0.07), np.asarray([float(order)]))[0]
+        tight = 1.02 if isinstance(noise, Logistic) else 1 + 1e-6
+        assert expected * (1 - 1e-6) <= got <= expected * tight
+
+    def test_sampled_laplace_agrees_with_its_loss_distribution(self):
+        """PLD is exact, RDP an upper bound on it that must not be far off."""
+        for scale, steps, rate in [(1.0, 300, 0.05), (3.0, 50, 0.2), (0.6, 1000, 0.01)]:
+            accountant = PLDAccountant()
+            event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.LaplaceDpEvent(scale))
+            accountant.compose(event, steps)
+            exact = accountant.get_epsilon(1e-5)
+            value = rdp.epsilon(sampled(Laplace(scale), steps, rate), 1e-5)
+            assert exact <= value <= exact * 1.25
+            ours = loss_distribution.epsilon(sampled(Laplace(scale), steps, rate), 1e-5)
+            assert ours == pytest.approx(exact, rel=2e-3)
+
+    def test_moments_between_knots_are_never_understated(self):
+        """Chords of the convex log-moment lie above it: compare with every order evaluated."""
+        release = Release(Staircase(0.05, 0.2), Sensitivity(1.0, "l2", 300))
+        top = 200
+        every = np.arange(2.0, top + 1)
+        direct = (every - 1) * rdp.worst_case(release.mechanism, release.sensitivity, every)
+        filled = rdp.log_moments(release, top)[2:]
+        assert np.all(filled >= direct * (1 - 1e-9))
+        assert np.all(filled <= direct * 1.01)
+
+
+class TestConversion:
+    @settings(max_examples=40)
+    @given(mu=st.floats(0.05, 6), delta=st.sampled_from([1e-9, 1e-5, 1e-2]))
+    def test_never_below_the_exact_gaussian_and_consistent_both_ways(self, mu, delta):
+        orders = rdp.order_grid(16384)
+        curve = orders * mu**2 / 2
+        epsilon, _ = conversion.epsilon_at(orders, curve, delta)
+
+        def exact(eps):
+            return stats.norm.cdf(mu / 2 - eps / mu) - math.exp(eps) * stats.norm.cdf(
+                -mu / 2 - eps / mu
+            )
+
+        assert exact(epsilon) <= delta * (1 + 1e-9)
+        if epsilon > 0:
+            assert conversion.delta_at(orders, curve, epsilon) == pytest.approx(delta, rel=1e-6)
+            assert epsilon <= conversion.paper_epsilon_at(orders, curve, delta)
+
+    def test_epsilon_is_never_negative(self):
+        orders = np.asarray([2.0, 3.0])
+        assert conversion.epsilon_at(orders, np.asarray([1e-12, 1e-12]), 0.3)[0] == 0.0
+
+
+class TestLossDistribution:
+    @pytest.mark.parametrize("mu", [0.1, 0.7, 2.5])
+    @pytest.mark.parametrize("steps", [1, 100, 10_000])
+    def test_composed_gaussian_against_the_closed_form(self, mu, steps):
+        """T Gaussian releases are one Gaussian release with mu sqrt(T): an exact oracle."""
+        noise = Gaussian(math.sqrt(steps) / mu)
+
+        def exact(eps):
+            upper = stats.norm.cdf(mu / 2 - eps / mu)
+            return upper - math.exp(eps) * stats.norm.cdf(-mu / 2 - eps / mu) - 1e-5
+
+        expected = brentq(exact, 0, 60)
+        got = account(sampled(noise, steps, 1.0), 1e-5, "pld").epsilon
+        assert expected * (1 - 1e-9) <= got <= expected * 1.002
+
+    @pytest.mark.parametrize(
+        ("std", "steps", "rate"),
+        [(1.225, 300, 0.05), (0.8, 1000, 0.01), (20.0, 100_000, 0.05), (0.5, 10_000, 0.001)],
+    )
+    def test_sampled_gaussian_equals_dp_accounting(self, std, steps, rate):
+        accountant = PLDAccountant()
+        accountant.compose(library_event(std, steps, rate))
+        expected = accountant.get_epsilon(1e-5)
+        got = account(sampled(Gaussian(std), steps, rate), 1e-5, "pld").epsilon
+        assert got == pytest.approx(expected, rel=1e-3)
+
+    def test_the_grid_shrinks_with_the_number_of_releases(self):
+        """A fixed interval of 1e-2 would report 5.75 here; the truth is 2.60."""
+        event = sampled(Gaussian(26.0), 100_000, 0.05)
+        fine = PLDAccountant(value_discretization_interval=2e-5)
+        fine.compose(library_event(26.0, 100_000, 0.05))
+        got = account(event, 1e-5, "pld").epsilon
+        assert got == pytest.approx(fine.get_epsilon(1e-5), rel=2e-3)
+        assert loss_distribution.grid_step(2.0, 100_000) < 2e-4
+
+    @pytest.mark.parametrize("noise", NOISES, ids=repr)
+    def test_never_above_rdp_and_never_below_one_release_by_brute_force(self, noise):
+        event = sampled(noise, 40, 0.2)
+        tight = loss_distribution.epsilon(event, 1e-6)
+        assert tight <= rdp.epsilon(event, 1e-6) * 1.001
+        # one release: delta(eps) straight from the two mixtures, by stratified sampling
+        x = noise.from_uniform((np.arange(400_000) + 0.5) / 400_000)
+        moved = x + 1.0
+        single = loss_distribution.LossDistribution(sampled(noise, 1, 0.2))
+        for epsilon in (0.05, 0.12):
+            deltas = []
+            for y, other in ((x, 1.0), (moved, 1.0)):
+                p, q = noise.log_density(y - other), noise.log_density(y)
+                mixed = np.logaddexp(math.log(0.2) + p, math.log(0.8) + q)
+                deltas.append(np.maximum(0, np.exp(mixed - q) - math.exp(epsilon)))
+                deltas.append(np.maximum(0, 1 - np.exp(epsilon + mixed - q)))
+            remove, add = deltas[0].mean(), deltas[1].mean()  # both under y ~ q
+            assert single.delta(epsilon) >= max(remove, add) * (1 - 1e-3)
+            assert single.delta(epsilon) <= max(remove, add) * 1.02 + 2e-4
+
+    def test_product_of_coordinates_under_linf(self):
+        """Two Laplace coordinates: the loss of the pair by direct convolution of atoms."""
+        noise, steps = Laplace(2.0), 1
+        event = Repeated(Release(noise, Sensitivity(1.0, "linf", 2)), steps)
+        got = loss_distribution.LossDistribution(event)
+        rng = np.random.default_rng(0)
+        x = noise.sample((2, 2_000_000), rng)
+        loss = ((np.abs(x - 1.0) - np.abs(x)) / 2.0).sum(axis=0)
+        for epsilon in (0.1, 0.4, 0.8):
+            measured = np.maximum(0, 1 - np.exp(epsilon - loss)).mean()
+            assert got.delta(epsilon) == pytest.approx(measured, rel=0.01, abs=1e-4)
+        sampled_event = sampled(Laplace(30.0), 100, 0.1, 50, "linf")
+        tight = loss_distribution.epsilon(sampled_event, 1e-5)
+        assert tight < rdp.epsilon(sampled_event, 1e-5)
+
+    def test_gaussian_works_in_any_dimension_and_norm(self):
+        reference = account(sampled(Gaussian(2.0), 10, 0.3, None), 1e-5, "pld").epsilon
+        wide = account(sampled(Gaussian(6.0), 10, 0.3, 9, "linf"), 1e-5, "pld").epsilon
+        assert wide == pytest.approx(reference, rel=1e-9)
+
+    def test_refuses_what_has_no_worst_pair(self):
+        with pytest.raises(Unsupported, match="no worst pair"):
+            account(sampled(Laplace(1.0), 10, 0.1, 5), 1e-5, "pld")
+        with pytest.raises(Unsupported, match="unimodal"):
+            account(sampled(TwoHumps(1.0), 10, 0.1), 1e-5, "pld")
+        with pytest.raises(Unsupported, match="delta"):
+            account(sampled(Gaussian(1.0), 10, 0.1), 1e-12, "pld")
+        with pytest.raises(Unsupported, match="SecretlySelected"):
+            event = SecretlySelected(0.5, sampled(Gaussian(1.0), 2, 0.1))
+            account(event, 1e-5, "pld")
+
+    def test_bounded_noise_has_a_loss_distribution_even_without_rdp(self):
+        """Box noise: delta is the mass that the shift uncovers, whatever epsilon."""
+        event = Release(Box(100.0), Sensitivity(1.0, "l2", 1))
+        assert rdp.epsilon(event, 1e-5) == math.inf
+        assert account(event, 0.01, "best").epsilon == pytest.approx(0.0, abs=1e-6)
+        assert account(event, 1e-3, "best").epsilon == math.inf
+
+    def test_the_other_library_says_nothing(self, caplog, capfd):
+        with caplog.at_level(logging.DEBUG):
+            account(sampled(Gaussian(1.0), 100, 0.1), 1e-5)
+        assert not [r for r in caplog.records if "dp_accounting" in r.pathname]
+        out, err = capfd.readouterr()
+        assert out == err == ""
+
+
+class TestPure:
+    def test_laplace_under_l1(self):
+        event = Repeated(Release(Laplace(4.0), Sensitivity(1.0, "l1", 1000)), 8)
+        statement = account(event, 0.0)
+        assert statement.epsilon == pytest.approx(2.0)
+        assert statement.accountant == "pure"
+
+    def test_sampling_lowers_it(self):
+        event = sampled(Laplace(0.5), 10, 0.1, 3, "l1")
+        assert account(event, 0.0).epsilon == pytest.approx(10 * math.log1p(0.1 * math.expm1(2)))
+        huge = sampled(Laplace(1e-3), 1, 0.1, 3, "l1")
+        assert account(huge, 0.0).epsilon == pytest.approx(1000 + math.log(0.1), rel=1e-9)
+
+    def test_refusals(self):
+        with pytest.raises(Unsupported, match="no pure-DP"):
+            account(sampled(Gaussian(1.0), 1, 1.0), 0.0)
+        with pytest.raises(Unsupported, match="one dimension only"):
+            account(sampled(Staircase(1.0, 1.0), 1, 1.0, 2), 0.0)
+        assert account(sampled(Staircase(1.0, 1.0), 3, 1.0), 0.0).epsilon == pytest.approx(3.0)
+
+    def test_pure_dp_event_by_every_accountant(self):
+        event = Repeated(PureDP(0.3), 20)
+        assert account(event, 0.0).epsilon == pytest.approx(6.0)
+        tight = account(event, 1e-5, "pld").epsilon
+        assert tight < account(event, 1e-5, "rdp").epsilon < 6.0
+        reference = PLDAccountant()
+        loss = dp_accounting.pld.privacy_loss_distribution.from_randomized_response(
+            2 / (1 + math.exp(0.3)), 2
+        )
+        assert reference is not None
+        expected = loss.self_compose(20).get_epsilon_for_delta(1e-5)
+        assert tight == pytest.approx(expected, rel=5e-3)
+
+    def test_best_takes_the_pure_bound_where_it_is_smallest(self):
+        event = Release(Laplace(1.0), Sensitivity(1.0, "l1", 50))
+        statement = account(event, 1e-9)
+        assert statement.accountant == "pure"
+        assert statement.epsilon == pytest.approx(1.0)
+
+    def test_secret_selection_does_not_help_pure_dp(self):
+        assert pure.epsilon(SecretlySelected(0.01, PureDP(1.0))) == 1.0
+
+
+class TestSecretSelection:
+    def test_against_the_exact_mixture(self):
+        """Selected: Gaussian at 0 or 1. Not selected: anything, here a constant far away."""
+        p, noise = 0.3, Gaussian(0.8)
+        orders = np.asarray([1.5, 2.0, 6.0])
+        bound = rdp.curve(SecretlySelected(p, Release(noise, Sensitivity(1.0))), orders)
+        exact = np.log(1 - p + p * np.exp((orders - 1) * orders / (2 * 0.8**2))) / (orders - 1)
+        np.testing.assert_allclose(bound, exact, rtol=1e-9)
+        assert np.all(bound < rdp.curve(Release(noise, Sensitivity(1.0)), orders))
+
+    def test_it_is_never_as_good_as_a_poisson_rate(self):
+        inner = sampled(Gaussian(1.0), 2, 0.05)
+        secret = rdp.epsilon(Repeated(SecretlySelected(0.2, inner), 100), 1e-5)
+        wrong = rdp.epsilon(sampled(Gaussian(1.0), 200, 0.05 * 0.2), 1e-5)
+        assert secret > wrong
+
+
+class TestMonotone:
+    @settings(max_examples=25)
+    @given(
+        noise=st.sampled_from(NOISES),
+        rate=st.floats(0.01, 0.5),
+        steps=st.integers(1, 500),
+        dimension=st.sampled_from([1, 2, 20, 3000]),
+        norm=st.sampled_from(["l1", "l2", "linf"]),
+    )
+    def test_less_noise_more_steps_higher_rate_or_dimension_never_lower_epsilon(
+        self, noise, rate, steps, dimension, norm
+    ):
+        base = rdp.epsilon(sampled(noise, steps, rate, dimension, norm), 1e-5)
+        worse = [
+            sampled(noise.scaled(0.8), steps, rate, dimension, norm),
+            sampled(noise, steps + 10, rate, dimension, norm),
+            sampled(noise, steps, min(1.0, rate * 1.5), dimension, norm),
+            sampled(noise, steps, rate, dimension * 3, norm),
+        ]
+        for event in worse:
+            assert rdp.epsilon(event, 1e-5) >= base * (1 - 2e-3)
+
+    @pytest.mark.parametrize("noise", NOISES, ids=repr)
+    def test_the_loss_distribution_is_monotone_too(self, noise):
+        base = account(sampled(noise, 30, 0.1), 1e-5, "pld").epsilon
+        for event in (
+            sampled(noise.scaled(0.8), 30, 0.1),
+            sampled(noise, 45, 0.1),
+            sampled(noise, 30, 0.15),
+        ):
+            assert account(event, 1e-5, "pld").epsilon > base
+
+    @pytest.mark.parametrize("accountant", ["rdp", "pld", "best"])
+    @pytest.mark.parametrize("noise", NOISES, ids=repr)
+    def test_a_hundred_single_events_equal_one_event_times_a_hundred(self, noise, accountant):
+        one = PoissonSampled(0.1, Release(noise, Sensitivity(1.0, "l2", 1)))
+        apart = Composed([one] * 40 + [Repeated(one, 30), Repeated(Repeated(one, 3), 10)])
+        together = Repeated(one, 100)
+        assert account(apart, 1e-5, accountant) == account(together, 1e-5, accountant)
+
+    def test_mixed_composition_costs_more_than_its_parts(self):
+        parts = [sampled(Gaussian(2.0), 300, 0.05), sampled(Laplace(2.0), 20, 0.1), PureDP(0.1)]
+        for accountant in ("rdp", "pld", "best"):
+            total = account(Composed(parts), 1e-5, accountant).epsilon
+            alone = [account(part, 1e-5, accountant).epsilon for part in parts]
+            assert max(alone) < total < sum(alone)
+
+
+class TestEvents:
+    def test_counts_multiply_in_one_place(self):
+        inner = Release(Gaussian(1.0), Sensitivity(1.0))
+        event = Repeated(Composed([Repeated(inner, 3), PureDP(0.1), inner]), 5)
+        assert leaves(event) == {inner: 20, PureDP(0.1): 5}
+
+    def test_units_and_neighbours_do_not_mix(self):
+        client = Release(Gaussian(1.0), Sensitivity(1.0), unit="client")
+        record = Release(Gaussian(1.0), Sensitivity(1.0))
+        assert basis(PoissonSampled(0.1, client)) == ("client", "add-remove")
+        assert account(Repeated(PoissonSampled(0.1, client), 10), 1e-5).unit == "client"
+        with pytest.raises(Unsupported, match="units"):
+            account(Composed([client, record]), 1e-5)
+        with pytest.raises(Unsupported, match="empty"):
+            account(Composed([]), 1e-5)
+
+    def test_unsupported_combinations_raise(self):
+        release = Release(Gaussian(1.0), Sensitivity(1.0))
+        with pytest.raises(Unsupported, match="Poisson sampling of a Repeated"):
+            PoissonSampled(0.1, Repeated(release, 2))
+        with pytest.raises(Unsupported, match="add-remove"):
+            PoissonSampled(0.1, PureDP(1.0, neighbours="replace-one"))
+        with pytest.raises(Unsupported, match="not an event"):
+            account("release", 1e-5)
+
+    @pytest.mark.parametrize(
+        ("make", "name"),
+        [
+            (lambda: PoissonSampled(0.0, PureDP(1.0)), "sampling_rate"),
+            (lambda: PoissonSampled(1.1, PureDP(1.0)), "sampling_rate"),
+            (lambda: SecretlySelected(-1, PureDP(1.0)), "probability"),
+            (lambda: Repeated(PureDP(1.0), 0), "steps"),
+            (lambda: Repeated(PureDP(1.0), 1.5), "steps"),
+            (lambda: PureDP(0.0), "epsilon"),
+            (lambda: PureDP(math.inf), "epsilon"),
+            (lambda: Shuffled(PureDP(1.0), 0), "clients"),
+            (lambda: Sensitivity(0.0), "clip"),
+            (lambda: Sensitivity(1.0, "l3"), "norm"),
+            (lambda: Sensitivity(1.0, "l2", 0), "dimension"),
+            (lambda: account(PureDP(1.0), 1.0), "delta"),
+            (lambda: account(PureDP(1.0), -0.1), "delta"),
+            (lambda: account(PureDP(1.0), 0.1, "magic"), "accountant"),
+            (lambda: account(PureDP(1.0), 0.1, "rdp", "vague"), "accounting"),
+        ],
+    )
+    def test_bad_values_name_the_parameter(self, make, name):
+        with pytest.raises(InvalidInput) as caught:
+            make()
+        assert caught.value.parameter == name
+
+
+class TestStatement:
+    def test_scalar_accounting_is_nominal_and_carries_the_truth(self):
+        event = sampled(Staircase(1.617, 1.0), 300, 0.05, 26_010)
+        statement = account(event, 1e-5, "rdp", "scalar")
+        assert statement.kind == "nominal"
+        assert statement.epsilon == pytest.approx(8.0, rel=0.01)
+        assert statement.vector_epsilon > 1000
+        assert "not a privacy guarantee" in str(statement)
+        gaussian = account(sampled(Gaussian(1.0), 300, 0.05, 26_010), 1e-5, "rdp", "scalar")
+        assert gaussian.kind == "nominal"
+        assert gaussian.epsilon == pytest.approx(gaussian.vector_epsilon)
+
+    def test_scalar_pure_dp_of_staircase_has_no_vector_guarantee(self):
+        statement = account(sampled(Staircase(1.0, 1.0), 1, 1.0, 10), 0.0, "best", "scalar")
+        assert statement.epsilon == pytest.approx(1.0)
+        assert statement.vector_epsilon == math.inf
+        assert statement.to_dict()["vector_epsilon"] == "inf"
+
+    def test_words(self):
+        guarantee = account(sampled(Gaussian(1.0), 10, 0.1), 1e-5)
+        assert guarantee.kind == "guarantee"
+        assert "one record added or removed" in str(guarantee)
+        nothing = PrivacyStatement.none("the noise was seeded")
+        assert str(nothing) == "not private: the noise was seeded"
+        assert nothing.to_dict()["epsilon"] == "inf"

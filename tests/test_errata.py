@@ -1,0 +1,160 @@
+"""The paper's printed formulas, evaluated as printed, next to the truth (docs/mathematics.md §8)."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from udpfl import Gaussian, Laplace, Sensitivity, Setting, Staircase, calibrate
+from udpfl.accounting import rdp
+
+
+def printed_staircase(order: float, decay: float, split: float) -> float:
+    """Theorem "stairrdp" as printed: no logarithm, 1 - 1/e for 1 - e^-lambda, 1-nu for a minimum."""
+    grow, fall = math.exp((order - 1) * decay), math.exp(-order * decay)
+    sign = 1 if split >= 0.5 else 0
+    inner = (grow + fall) * (1 - split) + abs(2 * split - 1) * math.exp(-sign * decay)
+    factor = (1 - math.exp(-1)) / (2 * (split + math.exp(-decay) * (1 - split)))
+    return grow / 2 + fall / 2 + inner * factor
+
+
+def corrected_staircase(order: float, decay: float, split: float) -> float:
+    """The same theorem with its three misprints mended, at a shift of one period."""
+    grow, fall = math.exp((order - 1) * decay), math.exp(-order * decay)
+    height = (1 - math.exp(-decay)) / (2 * (split + math.exp(-decay) * (1 - split)))
+    if split < 0.5:
+        inner = split * (grow + fall) + (1 - 2 * split) * math.exp(-decay)
+    else:
+        inner = (1 - split) * (grow + fall) + (2 * split - 1)
+    return math.log(grow / 2 + fall / 2 + height * inner) / (order - 1)
+
+
+@pytest.mark.parametrize("decay", [0.01, 0.3, 1.0, 2.5])
+@pytest.mark.parametrize("split", [0.1, 0.4, 0.5, 0.8])
+def test_the_mended_staircase_theorem_is_exact_and_the_printed_one_is_not(decay, split):
+    truth = float(Staircase(decay, 1.0, split).renyi(4, 1.0))
+    assert corrected_staircase(4, decay, split) == pytest.approx(truth, rel=1e-6)
+    assert abs(printed_staircase(4, decay, split) / truth - 1) > 0.2
+
+
+def test_the_printed_staircase_theorem_does_not_vanish_without_leakage():
+    """As lambda -> 0 the noise hides everything; the printed value tends to about 1.3."""
+    assert printed_staircase(2, 1e-6, 0.5) == pytest.approx(1.316, abs=1e-3)
+    assert Staircase(1e-6, 1.0).renyi(2, 1.0) < 1e-11
+
+
+def test_the_printed_split_rule_is_not_a_split():
+    """nu(alpha) = (1 + e^-eps - sqrt(1 + (e^-eps - 1)(e^{2(alpha-1)eps} - 1))) / 2 leaves [0, 1]."""
+    inside = 1 + (math.exp(-1.0) - 1) * math.expm1(2 * 1.0)
+    assert inside < 0  # the root of a negative number already at alpha = 2, eps = 1
+    epsilon = 0.05
+    root = math.sqrt(1 + (math.exp(-epsilon) - 1) * math.expm1(2 * epsilon))
+    split = (1 + math.exp(-epsilon) - root) / 2
+    assert split != pytest.approx(1 / (1 + math.exp(epsilon / 2)), abs=0.01)
+
+
+def test_the_printed_gaussian_calibration_is_not_private():
+    """sigma = Delta / (alpha sqrt(2 ln(1.25/delta))) shrinks where noise has to grow."""
+    delta, order = 1e-5, 2.0
+    sigma = 1 / (order * math.sqrt(2 * math.log(1.25 / delta)))
+    needed = calibrate("gaussian", Setting(1.0, delta, 1, Sensitivity(1.0))).mechanism.noise_std
+    assert sigma < needed / 30
+    # and alpha Delta / (2 sigma^2) should read alpha Delta^2 / (2 sigma^2)
+    assert Gaussian(2.0).renyi(3, 0.5) == pytest.approx(3 * 0.25 / 8)
+
+
+def test_the_printed_laplace_parameter_misses_its_target():
+    """lambda = Delta (alpha-1) / eps: at that scale the divergence of order alpha is not eps."""
+    order, epsilon = 8.0, 0.5
+    printed_scale = (order - 1) / epsilon
+    leak = float(Laplace(printed_scale).renyi(order, 1.0))
+    assert leak < epsilon / 10  # twenty times too much noise here ...
+    assert float(Laplace((1.2 - 1) / epsilon).renyi(1.2, 1.0)) > 3 * epsilon  # ... too little here
+
+
+def test_the_printed_laplace_theorem_is_circular():
+    """gamma = 1/b >= (alpha-1) / log(((2 alpha-1) e^{gamma (alpha-1)} + alpha-1)/alpha) as printed."""
+    order, scale = 4.0, 2.0
+    gamma = 1 / scale
+    right = (order - 1) / math.log(
+        ((2 * order - 1) * math.exp(gamma * (order - 1)) + order - 1) / order
+    )
+    assert right > gamma  # the printed inequality fails for the divergence it is meant to bound
+    truth = float(Laplace(scale).renyi(order, 1.0))
+    assert truth < gamma  # and gamma = 1/b is pure DP, not the divergence of order alpha
+
+
+def test_the_printed_decay_formula_is_not_defined_where_it_is_needed():
+    """lambda = log(gamma - 1)/(alpha - 1) needs gamma > 2; a per-release leakage is far below 1."""
+    gamma = 0.1
+    with pytest.raises(ValueError, match="math domain error|positive"):
+        math.log(gamma - 1)
+
+
+def test_the_printed_accountant_loop_moves_away_from_the_budget():
+    """Algorithm "Rényi Accountant": "sum exceeds the budget: change to a smaller noise"."""
+
+    def epsilon(std: float) -> float:
+        from udpfl import PoissonSampled, Release, Repeated
+
+        release = Release(Gaussian(std), Sensitivity(1.0))
+        return rdp.epsilon(Repeated(PoissonSampled(0.05, release), 300), 1e-5)
+
+    std, spent = 1.0, [epsilon(1.0)]
+    assert spent[0] > 2.0  # over budget, so the printed loop lowers the noise
+    for _ in range(5):
+        std *= 0.9
+        spent.append(epsilon(std))
+    assert np.all(np.diff(spent) > 0)  # and gets further away each time
+    setting = Setting(2.0, 1e-5, 300, Sensitivity(1.0), 0.05, accountant="rdp")
+    assert calibrate("gaussian", setting).statement.epsilon <= 2.0
+
+
+def test_the_printed_expected_l1_error_has_the_wrong_dimension():
+    """Theorem "staircaseu" adds Delta^2 to Delta: doubling the unit must double an error."""
+
+    def printed(period: float, decay: float, split: float) -> float:
+        b = math.exp(-decay)
+        return (split**2 * period**2 + b * period**2 - b * split**2 * period**2 + period * b) / (
+            1 - b
+        )
+
+    assert printed(2.0, 1.0, 0.4) / printed(1.0, 1.0, 0.4) != pytest.approx(2.0, rel=0.1)
+    noise = Staircase(1.0, 1.0, 0.4)
+    assert noise.scaled(2.0).mean_abs == pytest.approx(2 * noise.mean_abs)
+    sampled = np.abs(noise.sample(400_000, np.random.default_rng(5))).mean()
+    assert noise.mean_abs == pytest.approx(sampled, rel=5e-3)
+
+
+def test_one_release_gives_membership_away_under_scalar_staircase_accounting():
+    """Scalar calibration to eps = 8 (lambda = 1.617, Delta = 1, d = 26,010): LLR about +-233."""
+    d = 26_010
+    noise = Staircase(1.617, 1.0)
+    v = np.full(d, 1 / math.sqrt(d))
+    rng = np.random.default_rng(0)
+    with_record, without = [], []
+    for _ in range(40):
+        x = noise.sample(d, rng)
+        without.append((noise.log_density(x - v) - noise.log_density(x)).sum())
+        with_record.append((noise.log_density(x) - noise.log_density(x + v)).sum())
+    assert np.mean(without) == pytest.approx(-232, abs=12)
+    assert np.mean(with_record) == pytest.approx(235, abs=12)
+    assert np.std(without) == pytest.approx(24, abs=9)
+    assert max(without) < min(with_record)  # certain
+
+
+def test_laplace_under_scalar_accounting_degrades_mildly():
+    """Scale for eps = 8: the analysis promises |LLR| <= 1/b = 1.78; it is -1.6 +- 1.8, unbounded."""
+    d, scale = 26_010, 0.795 / math.sqrt(2)
+    noise, v = Laplace(scale), np.full(26_010, 1 / math.sqrt(26_010))
+    rng = np.random.default_rng(1)
+    scores = []
+    for _ in range(200):
+        x = noise.sample(d, rng)
+        scores.append((noise.log_density(x - v) - noise.log_density(x)).sum())
+    assert 1 / scale == pytest.approx(1.78, abs=0.01)
+    assert np.mean(scores) == pytest.approx(-1.6, abs=0.4)
+    assert np.std(scores) == pytest.approx(1.8, abs=0.3)
+    assert np.abs(scores).max() > 1 / scale
