@@ -1,4 +1,4 @@
-"""Sampling, composition, conversion and loss distributions, against second libraries and brute force."""
+"""Sampling, composition, conversion and loss distributions against independent oracles."""
 
 from __future__ import annotations
 
@@ -61,9 +61,7 @@ class TestRdp:
         finite = np.isfinite(accountant._rdp)
         # below 1e-13 the other library has lost its digits
         big = accountant._rdp > 1e-9
-        np.testing.assert_allclose(
-            ours[finite & big], accountant._rdp[finite & big], rtol=1e-6
-        )
+        np.testing.assert_allclose(ours[finite & big], accountant._rdp[finite & big], rtol=1e-6)
 
     @settings(max_examples=60)
     @given(
@@ -78,15 +76,16 @@ class TestRdp:
         theirs, order = self._library_epsilon(None, std, steps, rate, delta)
         assert ours <= theirs * 1.001
         # Its default orders are sparse beyond 63: look again around its optimum, as we do. Its
-        # series for fractional orders does not converge at high rates or near order 1 (the next
-        # tests have the truth): there ours is lower and the comparison says nothing.
+        # series for fractional orders is loose at extreme rates and near order 1 (the next tests
+        # have the truth): there ours is lower and the comparison says little.
         for low, high in ((0.5, 2.0), (0.9, 1.1)):
             around = 1 + (order - 1) * np.geomspace(low, high, 9)
             around = np.where(around > 30, np.round(around), around)
             found = self._library_epsilon(np.unique(around), std, steps, rate, delta)
             theirs, order = min((theirs, order), found)
-        if rate < 0.2 and 3 < order < 1000:
+        if 1e-3 < rate < 0.2 and 3 < order < 1000:
             assert ours == pytest.approx(theirs, rel=0.01)
+        assert ours >= theirs * 0.5
 
     @pytest.mark.parametrize(
         ("rate", "std", "steps"), [(0.375, 10.0, 2145), (0.05, 2.089, 300), (0.01, 0.5, 50)]
@@ -262,9 +261,9 @@ class TestLossDistribution:
             account(sampled(TwoHumps(1.0), 10, 0.1), 1e-5, "pld")
         with pytest.raises(Unsupported, match="delta"):
             account(sampled(Gaussian(1.0), 10, 0.1), 1e-12, "pld")
+        selected = SecretlySelected(0.5, sampled(Gaussian(1.0), 2, 0.1))
         with pytest.raises(Unsupported, match="SecretlySelected"):
-            event = SecretlySelected(0.5, sampled(Gaussian(1.0), 2, 0.1))
-            account(event, 1e-5, "pld")
+            account(selected, 1e-5, "pld")
 
     def test_bounded_noise_has_a_loss_distribution_even_without_rdp(self):
         """Box noise: delta is the mass that the shift uncovers, whatever epsilon."""
@@ -465,3 +464,69 @@ class TestStatement:
         nothing = PrivacyStatement.none("the noise was seeded")
         assert str(nothing) == "not private: the noise was seeded"
         assert nothing.to_dict()["epsilon"] == "inf"
+
+
+class TestFailsClosed:
+    """What floating point cannot certify counts as infinite, never as zero."""
+
+    def test_not_a_number_is_not_private(self):
+        orders, nothing = np.asarray([2.0, 3.0]), np.asarray([math.nan, -1.0])
+        assert conversion.epsilon_at(orders, nothing, 1e-5)[0] == math.inf
+        assert conversion.delta_at(orders, nothing, 1.0) == 1.0
+
+    @pytest.mark.parametrize("epsilon", [37.0, 300.0, 710.0, 800.0])
+    def test_huge_losses(self, epsilon):
+        for event in (PureDP(epsilon), Release(Laplace(1 / epsilon), Sensitivity(1.0, "l2", 1))):
+            assert account(event, 1e-5).epsilon == pytest.approx(epsilon, rel=0.02)
+            assert account(event, 1e-5, "rdp").epsilon >= epsilon * 0.95
+        with pytest.raises(InvalidInput, match="decay"):
+            Staircase(800.0, 1.0)
+
+    def test_many_tiny_releases_are_not_rounded_away(self):
+        """10^10 releases of pure 1e-8: exactly Gaussian-like with mu = 1e-3."""
+        mu = 1e-8 * math.sqrt(10**10)
+        event = Repeated(PureDP(1e-8), 10**10)
+        orders = np.asarray([2.0, 100.0])
+        np.testing.assert_allclose(rdp.curve(event, orders), orders * mu**2 / 2, rtol=1e-3)
+        assert rdp.epsilon(event, 1e-5) > 0
+
+    def test_kinks_that_only_rounding_keeps_apart(self):
+        noise = Staircase(0.5, 1.0, 1 / 3)
+        for norm in ("l1", "l2"):
+            values = rdp.worst_case(noise, Sensitivity(1.0, norm, 5), np.asarray([1.0, 2.0, 9.0]))
+            near = Staircase(0.5, 1.0, 0.33333)
+            close = rdp.worst_case(near, Sensitivity(1.0, norm, 5), np.asarray([1.0, 2.0, 9.0]))
+            np.testing.assert_allclose(values, close, rtol=1e-3)
+
+    @pytest.mark.parametrize("period", [1 / 500, 1e-4, 1e-6])
+    def test_many_periods_in_few_dimensions(self, period):
+        noise = Staircase(math.sqrt(2) * period, period)
+        value = rdp.worst_case(noise, Sensitivity(1.0, "l2", 10), np.asarray([2.0]))
+        laplace = rdp.worst_case(Laplace(1 / math.sqrt(2)), Sensitivity(1.0, "l2", 10), [2.0])
+        assert value == pytest.approx(laplace, rel=1e-2)
+
+    def test_a_loss_distribution_that_would_not_fit_into_memory_is_refused(self):
+        statement = account(sampled(Laplace(0.5), 10**6, 1e-6), 1e-5)
+        assert 0 < statement.epsilon < 3
+        assert statement.accountant == "rdp"
+
+    @pytest.mark.parametrize("clip", [1e-90, 1e90])
+    def test_the_unit_of_length_does_not_matter(self, clip):
+        for noise in (Laplace(1.0), Staircase(0.4, 0.3), Logistic(1.0)):
+            plain = account(Release(noise, Sensitivity(1.0, "l2", 3)), 1e-5).epsilon
+            release = Release(noise.scaled(clip), Sensitivity(clip, "l2", 3))
+            assert account(release, 1e-5).epsilon == pytest.approx(plain, rel=1e-6)
+
+    def test_orders_must_exceed_one(self):
+        with pytest.raises(InvalidInput, match="orders"):
+            rdp.curve(PureDP(1.0), np.asarray([1.0, 2.0]))
+
+    def test_types(self):
+        with pytest.raises(InvalidInput, match="dimension"):
+            Sensitivity(1.0, "l2", True)
+        with pytest.raises(InvalidInput, match="clip"):
+            Sensitivity("1")
+        with pytest.raises(InvalidInput, match="steps"):
+            Repeated(PureDP(1.0), 10**20)
+        with pytest.raises(Unsupported, match="one message"):
+            Shuffled(Repeated(PureDP(1.0), 2), 10)

@@ -1,4 +1,4 @@
-"""The paper's printed formulas, evaluated as printed, next to the truth (docs/mathematics.md §8)."""
+"""The paper's formulas, evaluated as printed, next to the truth (docs/mathematics.md §8)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from udpfl.accounting import rdp
 
 
 def printed_staircase(order: float, decay: float, split: float) -> float:
-    """Theorem "stairrdp" as printed: no logarithm, 1 - 1/e for 1 - e^-lambda, 1-nu for a minimum."""
+    """As printed: no logarithm, 1 - 1/e for 1 - e^-lambda, 1-nu for min(nu, 1-nu)."""
     grow, fall = math.exp((order - 1) * decay), math.exp(-order * decay)
     sign = 1 if split >= 0.5 else 0
     inner = (grow + fall) * (1 - split) + abs(2 * split - 1) * math.exp(-sign * decay)
@@ -46,7 +46,7 @@ def test_the_printed_staircase_theorem_does_not_vanish_without_leakage():
 
 
 def test_the_printed_split_rule_is_not_a_split():
-    """nu(alpha) = (1 + e^-eps - sqrt(1 + (e^-eps - 1)(e^{2(alpha-1)eps} - 1))) / 2 leaves [0, 1]."""
+    """nu = (1 + e^-eps - sqrt(1 + (e^-eps - 1)(e^{2(alpha-1)eps} - 1))) / 2 is not even real."""
     inside = 1 + (math.exp(-1.0) - 1) * math.expm1(2 * 1.0)
     assert inside < 0  # the root of a negative number already at alpha = 2, eps = 1
     epsilon = 0.05
@@ -75,7 +75,7 @@ def test_the_printed_laplace_parameter_misses_its_target():
 
 
 def test_the_printed_laplace_theorem_is_circular():
-    """gamma = 1/b >= (alpha-1) / log(((2 alpha-1) e^{gamma (alpha-1)} + alpha-1)/alpha) as printed."""
+    """gamma = 1/b >= (alpha-1)/log(((2 alpha-1) e^{gamma (alpha-1)} + alpha-1)/alpha)."""
     order, scale = 4.0, 2.0
     gamma = 1 / scale
     right = (order - 1) / math.log(
@@ -89,7 +89,7 @@ def test_the_printed_laplace_theorem_is_circular():
 def test_the_printed_decay_formula_is_not_defined_where_it_is_needed():
     """lambda = log(gamma - 1)/(alpha - 1) needs gamma > 2; a per-release leakage is far below 1."""
     gamma = 0.1
-    with pytest.raises(ValueError, match="math domain error|positive"):
+    with pytest.raises(ValueError, match=r"math domain error|positive"):
         math.log(gamma - 1)
 
 
@@ -146,7 +146,7 @@ def test_one_release_gives_membership_away_under_scalar_staircase_accounting():
 
 
 def test_laplace_under_scalar_accounting_degrades_mildly():
-    """Scale for eps = 8: the analysis promises |LLR| <= 1/b = 1.78; it is -1.6 +- 1.8, unbounded."""
+    """At eps = 8 the analysis promises |LLR| <= 1/b = 1.78; it is -1.6 +- 1.8, unbounded."""
     d, scale = 26_010, 0.795 / math.sqrt(2)
     noise, v = Laplace(scale), np.full(26_010, 1 / math.sqrt(26_010))
     rng = np.random.default_rng(1)

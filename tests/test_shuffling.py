@@ -40,10 +40,7 @@ def brute_force(order: float, epsilon: float, clients: int) -> float:
         for p in ones:
             law = np.convolve(law, [1 - p, p])
         counts.append(np.log(law))
-    both = [
-        logsumexp(order * a + (1 - order) * b) / (order - 1)
-        for a, b in (counts, counts[::-1])
-    ]
+    both = [logsumexp(order * a + (1 - order) * b) / (order - 1) for a, b in (counts, counts[::-1])]
     return float(max(both))
 
 

@@ -19,9 +19,8 @@ def epsilon_at(orders: Floats, rdp: Floats, delta: float) -> tuple[float, float]
 
     epsilon = rdp + log((a-1)/a) - (log delta + log a) / (a-1)
     """
-    # Total variation is at most sqrt(1 - e^-KL), and KL is at most the divergence of any order.
-    least = float(np.min(rdp))
-    if delta**2 + math.expm1(-least) > 0:
+    rdp = _trusted(rdp)
+    if delta > _total_variation(orders, rdp):
         return 0.0, float(orders[int(np.argmin(rdp))])
     values = rdp + np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
     best = int(np.argmin(values))
@@ -30,9 +29,25 @@ def epsilon_at(orders: Floats, rdp: Floats, delta: float) -> tuple[float, float]
 
 def delta_at(orders: Floats, rdp: Floats, epsilon: float) -> float:
     """The smallest delta over all orders at which the same curve gives `epsilon`."""
+    rdp = _trusted(rdp)
     exponent = (orders - 1) * (rdp - epsilon + np.log1p(-1 / orders)) - np.log(orders)
     least = min(0.0, float(np.min(exponent)))
-    return min(math.exp(least), math.sqrt(-math.expm1(-float(np.min(rdp)))))
+    return min(math.exp(least), _total_variation(orders, rdp))
+
+
+def _trusted(rdp: Floats) -> Floats:
+    """A value that is negative or not a number certifies nothing: count it as infinite."""
+    return np.where(rdp >= 0, rdp, np.inf)
+
+
+def _total_variation(orders: Floats, rdp: Floats) -> float:
+    """Total variation is at most sqrt(1 - e^-KL), and KL at most the divergence of any order.
+
+    Orders close to 1 divide rounding errors by almost nothing, so only those from 2 on count, and
+    those with a small allowance.
+    """
+    least = float(np.min(rdp[orders >= 2], initial=math.inf))
+    return math.sqrt(-math.expm1(-(least + 1e-14)))
 
 
 def paper_epsilon_at(orders: Floats, rdp: Floats, delta: float) -> float:

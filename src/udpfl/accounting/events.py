@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from udpfl.accounting.sensitivity import Sensitivity
+from udpfl.accounting.sensitivity import Sensitivity, whole
 from udpfl.errors import InvalidInput, Unsupported
 from udpfl.mechanisms import Mechanism
 
@@ -106,8 +106,9 @@ class Shuffled:
     """Every client runs the same randomiser with the same epsilon."""
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.clients, int) and self.clients >= 1):
-            raise InvalidInput("clients", f"must be a whole number >= 1, got {self.clients!r}")
+        whole("clients", self.clients)
+        if not isinstance(self.event, (Release, PureDP, PoissonSampled)):
+            raise Unsupported("a client shuffles one message: a Release, PureDP or PoissonSampled")
 
 
 @dataclass(frozen=True)
@@ -118,8 +119,7 @@ class Repeated:
     count: int
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.count, int) and self.count >= 1):
-            raise InvalidInput("steps", f"must be a whole number >= 1, got {self.count!r}")
+        whole("steps", self.count)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from udpfl.mechanisms import Staircase
 from udpfl.mechanisms.arrays import Floats
 
 MOST_COORDINATES = 64
+MOST_PERIODS = 16  # beyond them the bumps are small and their combinations too many
 _MOST_WAYS = 400
 _SLOPES = np.geomspace(0.02, 1e6, 160)
 

@@ -36,6 +36,9 @@ Curve = Callable[[Floats], Floats]
 """The hockey-stick divergence of a pair as a function of epsilon >= 0, the same both ways round."""
 
 SMALLEST_DELTA = 1e-10
+_MOST_POINTS = 1 << 23
+_LARGEST_LOSS = 650.0  # of one release: e^loss has to stay within floating point
+_LOWER_TAIL = 1e-11  # mass of small losses that may be rounded up
 _TAIL = 1e-16  # mass cut off each tail of one release, per release, added back as infinite loss
 
 
@@ -59,32 +62,45 @@ def _library() -> Any:
 def _curve(leaf: Release | PureDP, releases: int, near: float) -> tuple[Curve, float]:
     """The hockey-stick curve of the worst pair of one unsampled release, and mass to add to it."""
     if isinstance(leaf, PureDP):
-        truth = 1 / (1 + math.exp(-leaf.epsilon))
 
         def response(eps: Floats) -> Floats:
-            return np.maximum(truth - np.exp(np.minimum(eps, leaf.epsilon)) * (1 - truth), 0.0)
+            truth = 1 / (1 + math.exp(-leaf.epsilon))
+            return np.asarray(-np.expm1(np.minimum(eps - leaf.epsilon, 0.0)) * truth)
 
         return response, 0.0
+    _check_pair(leaf)
     mechanism, sensitivity = leaf.mechanism, leaf.sensitivity
     if isinstance(mechanism, Gaussian):
         shift = sensitivity.largest("l2")
         return lambda eps: mechanism.hockey_stick(eps, shift), 0.0
+    bound, dimension = sensitivity.bound, sensitivity.coordinates
+    # Where the shifted noise misses a part of the support the loss there is infinite.
+    lost = float(mechanism.hockey_stick(700.0, bound))
+
+    def single(eps: Floats) -> Floats:
+        return np.maximum(mechanism.hockey_stick(eps, bound) - lost, 0.0)
+
+    if dimension == 1:
+        return single, lost
+    curve, more = _product(single, dimension, releases, near)
+    return curve, dimension * lost + more
+
+
+def _check_pair(release: Release) -> None:
+    """Raise where no worst pair of output distributions is known."""
+    mechanism, sensitivity = release.mechanism, release.sensitivity
+    if isinstance(mechanism, Gaussian):
+        return
     if not mechanism.unimodal:
         raise Unsupported(
             f"{mechanism.name}: a loss distribution needs a unimodal density, whose hockey-stick "
             "divergence grows with the shift; use the rdp accountant"
         )
-    bound, dimension = sensitivity.bound, sensitivity.coordinates
-    if dimension == 1:
-        # Where the shifted noise misses a part of the support the loss there is infinite.
-        lost = float(mechanism.hockey_stick(700.0, bound))
-        return lambda eps: np.maximum(mechanism.hockey_stick(eps, bound) - lost, 0.0), lost
-    if sensitivity.norm != "linf":
+    if sensitivity.coordinates > 1 and sensitivity.norm != "linf":
         raise Unsupported(
             f"no worst pair is known for {mechanism.name} noise under {sensitivity.norm} in "
-            f"{dimension} dimensions; use the rdp accountant"
+            f"{sensitivity.dimension} dimensions; use the rdp accountant"
         )
-    return _product(lambda eps: mechanism.hockey_stick(eps, bound), dimension, releases, near)
 
 
 def _product(single: Curve, dimension: int, releases: int, near: float) -> tuple[Curve, float]:
@@ -95,7 +111,7 @@ def _product(single: Curve, dimension: int, releases: int, near: float) -> tuple
     """
     step = grid_step(near / math.sqrt(releases), dimension)
     both = lambda eps: _both_signs(single, eps)  # noqa: E731
-    pmf = _pmf(both, step, dimension).self_compose(dimension, _TAIL)
+    pmf = _self_compose(_pmf(both, step, dimension), dimension)
     probs = np.maximum(np.asarray(pmf._probs), 0.0)
     losses = (pmf._lower_loss + np.arange(probs.size)) * step
     above_p = np.append(np.cumsum(probs[::-1])[::-1], 0.0)
@@ -173,18 +189,32 @@ def _pmf(curve: Curve, step: float, releases: int) -> Any:
     """One direction of one release, discretised pessimistically."""
     tail = _TAIL / releases
     upper = math.ceil(_range(curve, tail) / step)
-    # Below the range, delta is the trivial 1 - e^eps up to the mass that lies there.
-    lower = -math.ceil(
-        _range(lambda eps: np.maximum(curve(-eps) + np.expm1(-eps), 0.0), tail) / step
-    )
-    if upper - lower > 4_000_000:
+    # Below the range, delta is the trivial 1 - e^eps up to the mass that lies there. That mass is
+    # moved up into the range, which is pessimistic, so a rough cut will do.
+    lower = -math.ceil(_range(lambda eps: curve(-eps) + np.expm1(-eps), _LOWER_TAIL) / step)
+    if upper * step > _LARGEST_LOSS or upper - lower > _MOST_POINTS // 8:
         raise Unsupported("the privacy loss is too spread out for a loss distribution; use rdp")
     grid = np.asarray(np.arange(lower, upper + 1) * step, dtype=np.float64)
     deltas = np.clip(curve(grid), 0.0, 1.0)
+    if not np.all(np.isfinite(deltas)):
+        raise Unsupported("the privacy loss leaves the range of floating point; use rdp")
     deltas = np.minimum.accumulate(deltas)
     library = _library()
     pmf = library.create_pmf_pessimistic_connect_dots_fixed_gap(step, lower, upper, deltas)
     return pmf.to_dense_pmf()
+
+
+def _self_compose(pmf: Any, count: int) -> Any:
+    """The loss of `count` equal releases; refuses what would not fit into memory."""
+    if count == 1:
+        return pmf
+    if pmf.size * count > _MOST_POINTS:
+        from dp_accounting.pld import common
+
+        low, high = common.compute_self_convolve_bounds(pmf._probs, count, _TAIL)
+        if high - low > _MOST_POINTS:
+            raise Unsupported("the composed loss is too spread out for a loss distribution")
+    return pmf.self_compose(count, _TAIL)
 
 
 class LossDistribution:
@@ -215,7 +245,7 @@ class LossDistribution:
             composed: Any = None
             for curve, rate, count in curves:
                 part = _pmf(_sampled(curve, rate, adding), step, total)
-                part = part.self_compose(count, _TAIL) if count > 1 else part
+                part = _self_compose(part, count)
                 composed = part if composed is None else composed.compose(part, _TAIL)
             self._pmfs.append(composed)
 
@@ -229,7 +259,9 @@ class LossDistribution:
         left = delta - self._allowance
         if left <= 0:
             return math.inf
-        return max(0.0, *(float(pmf.get_epsilon_for_delta(left)) for pmf in self._pmfs))
+        with np.errstate(over="ignore"):  # a total beyond e^700 ends as infinity
+            answers = [float(pmf.get_epsilon_for_delta(left)) for pmf in self._pmfs]
+        return max(answers) if all(answer >= 0 for answer in answers) else math.inf
 
 
 def _sampled_parts(leaf: Leaf) -> tuple[Release | PureDP, float]:
@@ -249,9 +281,8 @@ def supports(event: Event) -> str | None:
     try:
         for leaf in leaves(event):
             inner, _ = _sampled_parts(leaf)
-            if isinstance(inner, Release) and inner.sensitivity.norm == "linf":
-                continue  # building the product is the expensive part; unimodality is checked then
-            _curve(inner, 1, 1.0)
+            if isinstance(inner, Release):
+                _check_pair(inner)
     except Unsupported as reason:
         return str(reason)
     return None

@@ -24,6 +24,7 @@ from udpfl.accounting.events import (
     leaves,
 )
 from udpfl.accounting.worst_case import worst_case
+from udpfl.errors import InvalidInput
 from udpfl.mechanisms import Gaussian
 from udpfl.mechanisms.arrays import Floats
 
@@ -74,12 +75,12 @@ def log_moments(release: Release, top: int) -> Floats:
 def randomised_response(orders: Floats, epsilon: float) -> Floats:
     """The divergence of binary randomised response, which no epsilon-DP pair exceeds."""
     a = np.asarray(orders, dtype=np.float64)
-    high, low = (a - 1) * epsilon, -a * epsilon
-    # p^a (1-p)^{1-a} + (1-p)^a p^{1-a} with p/(1-p) = e^epsilon, as an excess over 1.
-    share = 1 / (1 + math.exp(-epsilon))
-    log_high = math.log(share) + high
-    log_low = math.log(share) + low
-    return np.maximum(np.logaddexp(log_high, log_low), 0.0) / (a - 1)
+    x = (a - 1) * epsilon
+    # The moment is cosh(x) + tanh(epsilon/2) sinh(x); its excess over 1 without cancellation.
+    bounded = np.minimum(x, 30.0)
+    excess = 2 * np.sinh(bounded / 2) ** 2 + math.tanh(epsilon / 2) * np.sinh(bounded)
+    truth = -math.log1p(math.exp(-epsilon))  # log of e^eps / (1 + e^eps)
+    return np.where(x < 30, np.log1p(excess), x + truth + np.exp(-2 * x - epsilon)) / (a - 1)
 
 
 def _sampled(event: PoissonSampled, orders: Floats) -> Floats:
@@ -132,8 +133,11 @@ def add_up(parts: Iterable[tuple[Leaf, int]], orders: Floats) -> Floats:
 
 
 def curve(event: Event, orders: Floats) -> Floats:
-    """Divergence of a whole event at every order."""
-    return add_up(leaves(event).items(), np.asarray(orders, dtype=np.float64))
+    """Divergence of a whole event at every order above 1."""
+    grid = np.asarray(orders, dtype=np.float64)
+    if not np.all(grid > 1):
+        raise InvalidInput("orders", "must all be above 1")
+    return add_up(leaves(event).items(), grid)
 
 
 def epsilon(event: Event, delta: float) -> float:

@@ -5,13 +5,22 @@ The clipper that enforces the bound returns this object, so clip and noise canno
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from udpfl.errors import InvalidInput
+from udpfl.mechanisms.base import positive
 
 Norm = Literal["l1", "l2", "linf"]
+_LARGEST = 10**12
+
+
+def whole(name: str, value: int) -> None:
+    """Refuse what is not a whole number from 1 to 10^12."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidInput(name, f"must be a whole number >= 1, got {value!r}")
+    if value > _LARGEST:
+        raise InvalidInput(name, f"must be at most 10^12, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -29,12 +38,11 @@ class Sensitivity:
     def __post_init__(self) -> None:
         if self.norm not in get_args(Norm):
             raise InvalidInput("norm", f"must be l1, l2 or linf, got {self.norm!r}")
-        if not (math.isfinite(self.bound) and self.bound > 0):
-            raise InvalidInput("clip", f"must be a finite number above 0, got {self.bound!r}")
-        if self.dimension is not None and not (
-            isinstance(self.dimension, int) and self.dimension >= 1
-        ):
-            raise InvalidInput("dimension", f"must be a whole number >= 1, got {self.dimension!r}")
+        positive("clip", self.bound)
+        if not 1e-100 <= self.bound <= 1e100:
+            raise InvalidInput("clip", f"must lie between 1e-100 and 1e100, got {self.bound!r}")
+        if self.dimension is not None:
+            whole("dimension", self.dimension)
 
     @property
     def coordinates(self) -> int:

@@ -39,14 +39,14 @@ def conditions_missing(event: Shuffled) -> list[str]:
         reasons.append("clients do not all run the same randomiser with the same epsilon")
     if not reasons and not _covers(2.0, inner.epsilon, event.clients):
         reasons.append(
-            f"too few clients: even at order 2 the theorem needs more than "
-            f"{9 * 16 * math.exp(5 * inner.epsilon):,.0f} of them, not {event.clients:,}"
+            f"too few clients: {event.clients:,} are not more than 144 e^(5 x {inner.epsilon:g}), "
+            "which the theorem needs even at order 2"
         )
     return reasons
 
 
 def _covers(order: float, epsilon: float, clients: int) -> bool:
-    return order**4 * math.exp(5 * epsilon) < clients / 9
+    return 4 * math.log(order) + 5 * epsilon < math.log(clients / 9)
 
 
 def amplify(event: Shuffled, orders: Floats, rdp: Floats) -> Floats:

@@ -69,6 +69,7 @@ def _near(
     nodes = np.unique(nodes)
     cell = np.searchsorted(kinks, nodes[:-1], side="right") - 1
     low, high, width = value[:, cell], value[:, cell + 1], kinks[cell + 1] - kinks[cell]
+    thin = width < 1e-12 * mechanism.period
     linear = (orders == 1)[:, None]
     factor = np.where(linear, 1.0, (orders - 1)[:, None])
     rise = np.maximum(factor * (high - low), 0.0)
@@ -78,13 +79,15 @@ def _near(
         """D and its slope at one end of every interval between nodes."""
         t = (s - kinks[cell]) / width
         mixed = t + (1 - t) * share
-        with np.errstate(divide="ignore"):
-            down_from_high = high + np.log(mixed) / factor
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            slope = (1 - share) / mixed / width / factor
+            down_from_high = np.where(t == 0, low, high + np.log(mixed) / factor)
         up_from_low = low + np.log1p(t * np.expm1(np.minimum(rise, 1.0))) / factor
         d = np.where(rise < 1, up_from_low, down_from_high)
         d = np.where(linear, low + t * (high - low), d)
-        slope = (1 - share) / mixed / width / factor
-        return d, np.where(linear, (high - low) / width, slope)
+        # Two kinks that rounding alone keeps apart: take the higher end for both.
+        d, slope = np.where(thin, high, d), np.where(thin, 0.0, slope)
+        return d, np.where(linear & ~thin, np.maximum(high - low, 0.0) / width, slope)
 
     return _tangents(nodes, *curve(nodes[:-1]), *curve(nodes[1:]), power)
 

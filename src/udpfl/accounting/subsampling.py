@@ -47,9 +47,10 @@ def gaussian_fractional(orders: Floats, ratio: float, rate: float) -> Floats:
     step = 0.25 / max(1.0, ratio)
     reach = 12.0 + float(a.max()) * ratio
     z = np.arange(-12.0 - ratio, reach, step)
-    w = rate * np.expm1(ratio * z - ratio**2 / 2)
+    x = ratio * z - ratio**2 / 2
+    w = rate * np.expm1(np.minimum(x, 700.0))
     log_weight = -z * z / 2 - 0.5 * np.log(2 * np.pi) + np.log(step)
-    grown = a * np.log1p(w)
+    grown = a * np.logaddexp(np.log1p(-rate), np.log(rate) + x)
     # E[w] = 0, so the first-order part may be taken off exactly; what is left is second order.
     small = np.abs(a * w) < 1e-3
     tiny = np.where(small, w, 0.0)

@@ -18,10 +18,11 @@ References: docs/mathematics.md, section 3.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
-from udpfl.accounting.few_coordinates import MOST_COORDINATES, fewer_at_once
+from udpfl.accounting.few_coordinates import MOST_COORDINATES, MOST_PERIODS, fewer_at_once
 from udpfl.accounting.sensitivity import Sensitivity
 from udpfl.accounting.staircase_vertices import staircase_vertices
 from udpfl.errors import Unsupported
@@ -36,12 +37,12 @@ def worst_case(mechanism: Mechanism, sensitivity: Sensitivity, orders: Floats) -
     column = np.asarray(orders, dtype=np.float64)
     if isinstance(mechanism, Gaussian):
         return mechanism.renyi(column, sensitivity.largest("l2"))
-    if isinstance(mechanism, Tabulated):  # at scale 1 its divergences are cached
-        sensitivity = Sensitivity(
-            sensitivity.bound / mechanism.scale, sensitivity.norm, sensitivity.dimension
-        )
-        mechanism = mechanism.scaled(1 / mechanism.scale)
-    bound, dimension = sensitivity.bound, sensitivity.coordinates
+    # Divergences do not change with the unit of length. Tables remember those at scale 1.
+    if isinstance(mechanism, Tabulated):
+        bound, mechanism = sensitivity.bound / mechanism.scale, replace(mechanism, scale=1.0)
+    else:
+        bound, mechanism = 1.0, mechanism.scaled(1 / sensitivity.bound)
+    dimension = sensitivity.coordinates
     if sensitivity.norm == "linf" or dimension == 1:
         return dimension * _largest_up_to(mechanism, bound, column)
     if sensitivity.norm == "l2" and mechanism.even_spread_is_worst:
@@ -106,7 +107,7 @@ def _majorant(
     if isinstance(mechanism, Staircase):
         vertices = staircase_vertices(mechanism, bound, spread, power, orders)
         whole = dimension * hull_at(vertices.u, vertices.y, spread**power)
-        if dimension > MOST_COORDINATES:
+        if dimension > MOST_COORDINATES or bound > MOST_PERIODS * mechanism.period:
             return whole
         return fewer_at_once(mechanism, vertices, bound, dimension, power, orders, whole)
     shifts = np.append(0.0, _shift_grid(min(spread / 32, bound / 2), bound, spread))
@@ -140,6 +141,12 @@ def hull_at(u: Floats, y: Floats, at: float) -> Floats:
     and the least such bound is the hull. Pivoting between the supporting points on either side
     finds the least one; stopping early would only be loose, never wrong.
     """
+    infinite = np.isinf(y).any(axis=1)  # some shift within reach gives everything away
+    if infinite.any():
+        result = np.full(len(y), np.inf)
+        if not infinite.all():
+            result[~infinite] = hull_at(u[~infinite], y[~infinite], at)
+        return result
     rows = np.arange(len(y))
     left = np.where(u <= at, y, -np.inf).argmax(axis=1)
     right = np.where(u >= at, y, -np.inf).argmax(axis=1)
@@ -147,14 +154,13 @@ def hull_at(u: Floats, y: Floats, at: float) -> Floats:
     for _ in range(64):
         run = u[rows, right] - u[rows, left]
         rise = y[rows, right] - y[rows, left]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            slope = np.where(run > 0, np.maximum(rise / run, 0.0), 0.0)
+        slope = np.where(run > 0, np.maximum(rise / np.where(run > 0, run, 1.0), 0.0), 0.0)
         lifted = y - slope[:, None] * (u - at)
         touch = lifted.argmax(axis=1)
         bound = lifted[rows, touch]
         chord = y[rows, left] + slope * (at - u[rows, left])
         best = np.minimum(best, bound)
-        if np.all((bound - chord <= 1e-12 * np.abs(bound)) | ~np.isfinite(bound)):
+        if np.all(bound - chord <= 1e-12 * np.abs(bound)):
             break
         goes_left = u[rows, touch] <= at
         left, right = np.where(goes_left, touch, left), np.where(goes_left, right, touch)

@@ -33,7 +33,7 @@ def would_exceed(
     The whole history is accounted at once: epsilons of separate events are never added up.
     """
     total = Composed([*history, next_event])
-    return account(total, budget.delta, accountant).epsilon > budget.epsilon
+    return not account(total, budget.delta, accountant).epsilon <= budget.epsilon
 
 
 def rounds_left(

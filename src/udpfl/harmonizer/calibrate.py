@@ -27,6 +27,7 @@ from udpfl.accounting.sensitivity import Sensitivity
 from udpfl.accounting.statement import PrivacyStatement
 from udpfl.errors import Infeasible, InvalidInput, Unsupported
 from udpfl.mechanisms import Gaussian, Laplace, Mechanism, Staircase
+from udpfl.mechanisms.staircase import LARGEST_DECAY
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +55,14 @@ class Setting:
             raise InvalidInput("epsilon", f"must be a finite number above 0, got {self.epsilon!r}")
         check_choices(self.delta, self.accountant, self.accounting)
         self.event(Gaussian(1.0))  # checks rate and releases
+        if self.rate < 1 and self.delta > 0:
+            ever_used = -math.expm1(self.releases * math.log1p(-self.rate))
+            if self.delta >= ever_used:
+                raise InvalidInput(
+                    "delta",
+                    f"{self.delta:g} is at least the probability {ever_used:.3g} that a record is "
+                    "ever used, so it permits publishing records outright; choose a smaller one",
+                )
 
     def event(self, mechanism: Mechanism) -> Event:
         """All releases with this noise."""
@@ -108,7 +117,7 @@ def named_family(name: str, clip: float) -> Family:
         case "laplace":
             return lambda level: Laplace(level * clip / math.sqrt(2))
         case "staircase":
-            return lambda level: Staircase(math.sqrt(2) / level, clip)
+            return lambda level: Staircase(min(math.sqrt(2) / level, LARGEST_DECAY), clip)
     raise InvalidInput("mechanism", f"must be gaussian, laplace or staircase, got {name!r}")
 
 
@@ -131,16 +140,18 @@ def least_level(family: Family, setting: Setting) -> float:
     if setting.accountant == "pld":
         return _by_loss(family, setting, by_rdp(family, setting))
     levels = [by_rdp(family, setting)]
+    searches: list[Callable[[], float]] = [lambda: _by_pure(family, setting)]
     if setting.delta >= loss_distribution.SMALLEST_DELTA:
         reason = loss_distribution.supports(setting.accounted_event(family(levels[0])))
         if reason is None:
-            levels.append(_by_loss(family, setting, levels[0]))
+            searches.append(lambda: _by_loss(family, setting, levels[0]))
         else:
             log.debug("pld accountant: %s", reason)
-    try:
-        levels.append(_by_pure(family, setting))
-    except (Unsupported, Infeasible) as error:
-        log.debug("pure accountant: %s", error)
+    for search in searches:
+        try:
+            levels.append(search())
+        except (Unsupported, Infeasible) as error:
+            log.debug("no tighter level: %s", error)
     return min(levels)
 
 
@@ -204,10 +215,10 @@ def least_root(
     x, y = math.log(guess), excess(guess)
     low, high = -math.inf, math.inf  # excess is above 0 at `low`, at or below 0 at `high`
     for _ in range(100):
-        if y > 0:
-            low = max(low, x)
-        else:
+        if y <= 0:
             high = min(high, x)
+        else:
+            low = max(low, x)
         # Done once the bracket, or the slope seen so far, says that the root is this close.
         if high - low <= tolerance or (x == high and y >= slope * tolerance):
             return math.exp(high)
@@ -216,8 +227,10 @@ def least_root(
         if not low < target < high:
             bracketed = math.isfinite(low) and math.isfinite(high)
             target = (low + high) / 2 if bracketed else x + math.copysign(0.5, y)
-        if abs(target) > 100:
+        if target > 60:
             raise Infeasible("no amount of noise of this shape meets the budget")
+        if target < -60:
+            raise Infeasible("this budget is so large that any noise of this shape meets it")
         before = x, y
         x, y = target, excess(math.exp(target))
         if y != before[1] and abs(y) < 30:

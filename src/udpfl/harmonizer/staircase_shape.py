@@ -17,7 +17,9 @@ from udpfl.accounting.sensitivity import Sensitivity
 from udpfl.errors import Infeasible
 from udpfl.harmonizer.calibrate import Family, Setting, by_rdp, named_family
 from udpfl.mechanisms import Staircase
+from udpfl.mechanisms.staircase import LARGEST_DECAY
 
+_BEYOND = 1 + 1e-6  # a clip computed in float32 may overshoot; no step may lie exactly there
 _COARSE = 3e-4  # tolerance of the noise level during the search
 _DIVISORS = (16, 12, 8, 6, 5, 4, 3, 2, 1)  # periods tried, as parts of the shift of one coordinate
 _DEFAULT, _HALF, _FULL = -1.0, 0.5, 1.0  # splits tried
@@ -27,13 +29,13 @@ def best_staircase(setting: Setting, rank: str) -> Family:
     """A family of equal period and split whose smallest private member has little error."""
     clip = setting.sensitivity.bound
     if setting.delta == 0:
-        return lambda level: _pure_shape(math.sqrt(2) / level, clip, rank)
+        return lambda level: _pure_shape(min(math.sqrt(2) / level, LARGEST_DECAY), clip, rank)
     level = by_rdp(named_family("laplace", clip), setting, _COARSE)
     shift = _typical_shift(setting.sensitivity)
 
     def error(divisor: int, split: float) -> float:
         nonlocal level
-        family = _steps(shift / divisor, split, clip)
+        family = _steps(_BEYOND * shift / divisor, split, clip)
         try:
             level = by_rdp(family, setting, _COARSE, guess=level)
         except Infeasible:  # such a wide step cannot be that little noise
@@ -52,7 +54,7 @@ def best_staircase(setting: Setting, rank: str) -> Family:
         best = min(tried)[1]
         tried += [(error(best, split), best, split) for split in (_FULL, _DEFAULT)]
     _, divisor, split = min(tried)
-    return _steps(shift / divisor, split, clip)
+    return _steps(_BEYOND * shift / divisor, split, clip)
 
 
 def _typical_shift(sensitivity: Sensitivity) -> float:
@@ -64,14 +66,19 @@ def _typical_shift(sensitivity: Sensitivity) -> float:
 
 def _steps(period: float, split: float, clip: float) -> Family:
     """All staircases of one period and split, by level of noise in units of the clip."""
-    return lambda level: Staircase(math.sqrt(2) * period / (level * clip), period, split)
+
+    def at(level: float) -> Staircase:
+        decay = math.sqrt(2) * period / (level * clip)
+        return Staircase(min(decay, LARGEST_DECAY), period, split)
+
+    return at
 
 
 def _pure_shape(decay: float, clip: float, rank: str) -> Staircase:
     """The best split for pure DP, where period = clip is optimal (Geng et al. 2015, Theorem 1)."""
     if rank == "l1":
-        return Staircase(decay, clip)
+        return Staircase(decay, _BEYOND * clip)
     found = minimize_scalar(
         lambda split: Staircase(decay, 1.0, split).variance, bounds=(0.0, 1.0), method="bounded"
     )
-    return Staircase(decay, clip, float(found.x))
+    return Staircase(decay, _BEYOND * clip, float(found.x))

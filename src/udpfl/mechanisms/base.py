@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from udpfl.errors import InvalidInput
-from udpfl.mechanisms import quadrature
 from udpfl.mechanisms.arrays import Floats, namespace, tail_and_sign
 
 
@@ -35,6 +34,7 @@ class Mechanism(ABC):
     The class attributes are claims about the shape of the divergence. Each is proved in
     docs/mathematics.md for the mechanisms that set it, and each lets the accountant replace a
     numerical worst case by a closed form. A subclass that claims nothing is accounted numerically.
+    To define noise of your own, subclass `Tabulated`, not this.
     """
 
     name: ClassVar[str]
@@ -42,6 +42,13 @@ class Mechanism(ABC):
     """D(sqrt(u)) is concave in u at every order: under l2 the worst gradient is spread evenly."""
     one_coordinate_is_worst: ClassVar[bool] = False
     """D(s) is convex in s at every order: under l1 the worst gradient is a single coordinate."""
+
+    def __post_init__(self) -> None:
+        # Plain floats: a numpy scalar would silently turn float32 noise into float64.
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, (int, float, np.floating, np.integer)) and value is not True:
+                object.__setattr__(self, field.name, float(value))
 
     @property
     def unimodal(self) -> bool:
@@ -80,17 +87,17 @@ class Mechanism(ABC):
     def scaled(self, factor: float) -> Self:
         """The mechanism whose noise is `factor` times this one's."""
 
+    @abstractmethod
     def renyi(self, order: ArrayLike, shift: ArrayLike) -> Floats:
         """Rényi divergence between the noise and itself shifted; broadcasts both arguments.
 
-        Order 1 is the Kullback-Leibler divergence, order inf the largest privacy loss. The default
-        integrates numerically; mechanisms with a closed form override it.
+        Order 1 is the Kullback-Leibler divergence, order inf the largest privacy loss. The value
+        must be exact or an upper bound: `Tabulated` gives both for any symmetric log-density.
         """
-        return quadrature.renyi(self.log_density, self.magnitude, order, shift)
 
+    @abstractmethod
     def hockey_stick(self, epsilon: ArrayLike, shift: float) -> Floats:
         """The integral of max(0, p(x) - e^epsilon p(x - shift)): delta of one release."""
-        return quadrature.hockey_stick(self.log_density, self.magnitude, epsilon, shift)
 
     def from_uniform(self, u: Any) -> Any:
         """Noise from uniform draws in (0, 1) by inverting the distribution function.

@@ -31,6 +31,7 @@ class Gaussian(Mechanism):
     one_coordinate_is_worst: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         positive("std", self.std)
 
     @property
@@ -58,7 +59,7 @@ class Gaussian(Mechanism):
 
     @property
     def variance(self) -> float:
-        return self.std**2
+        return self.std * self.std
 
     @property
     def mean_abs(self) -> float:

@@ -36,6 +36,7 @@ class Laplace(Mechanism):
     one_coordinate_is_worst: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         positive("scale", self.scale)
 
     @property
@@ -72,7 +73,7 @@ class Laplace(Mechanism):
 
     @property
     def variance(self) -> float:
-        return 2 * self.scale**2
+        return 2 * self.scale * self.scale
 
     @property
     def mean_abs(self) -> float:

@@ -10,14 +10,19 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import logsumexp
 
-from udpfl.errors import InvalidInput
+from udpfl.errors import InvalidInput, Unsupported
 from udpfl.mechanisms.arrays import Floats, namespace
 from udpfl.mechanisms.base import Mechanism, positive
+
+LARGEST_DECAY = 600.0  # beyond it e^{-decay} leaves the range of floating point
 
 
 def default_split(decay: float) -> float:
     """The split 1 / (1 + e^{decay/2}) that minimises E|x| for one pure-DP release."""
-    return 1 / (1 + math.exp(decay / 2)) if decay < 1400 else 0.0
+    return 1 / (1 + math.exp(decay / 2))
+
+
+_MOST_PERIODS = 10**5
 
 
 def _inverse_expm1_rest(x: Floats) -> Floats:
@@ -67,13 +72,16 @@ class Staircase(Mechanism):
     name: ClassVar[str] = "staircase"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         positive("decay", self.decay)
         positive("period", self.period)
+        if self.decay > LARGEST_DECAY:
+            raise InvalidInput("decay", f"must be at most {LARGEST_DECAY:g}, got {self.decay!r}")
         if self.split == -1.0:
             object.__setattr__(self, "split", default_split(self.decay))
-        if not 0 <= self.split <= 1:
+        if not isinstance(self.split, float) or not 0 <= self.split <= 1:
             raise InvalidInput("split", f"must lie between 0 and 1, got {self.split!r}")
-        if self.split < 1e-100:  # a step too thin for floating point is no step
+        if self.split < 1e-150:  # a step too thin for floating point is no step
             object.__setattr__(self, "split", 0.0)
 
     @property
@@ -177,7 +185,12 @@ class Staircase(Mechanism):
     def hockey_stick(self, epsilon: ArrayLike, shift: float) -> Floats:
         """Exact: the privacy loss takes finitely many values."""
         eps = np.asarray(epsilon, dtype=np.float64)
-        pieces = self._pieces(np.asarray(abs(shift) / self.period))
+        periods = abs(shift) / self.period
+        if periods > _MOST_PERIODS:
+            raise Unsupported(
+                f"staircase: a shift of {periods:.3g} periods has too many loss values to list"
+            )
+        pieces = self._pieces(np.asarray(periods))
         mass, loss = [], []
         for piece_mass, first_loss, count in zip(
             pieces.mass, pieces.loss, pieces.count, strict=True
@@ -188,11 +201,12 @@ class Staircase(Mechanism):
             loss.append(self.decay * (first_loss - 2 * k))
         losses, inverse = np.unique(np.concatenate(loss), return_inverse=True)
         p = np.bincount(inverse, np.concatenate(mass))
-        # Tail sums of both masses beyond each loss, largest first.
-        above_p = np.append(np.cumsum(p[::-1])[::-1], 0.0)
-        above_q = np.append(np.cumsum((p * np.exp(-losses))[::-1])[::-1], 0.0)
-        first = np.searchsorted(losses, eps, side="right")
-        return np.asarray(np.maximum(above_p[first] - np.exp(eps) * above_q[first], 0.0))
+        # The sum of p (1 - e^{eps - loss}) over the losses above eps, some thousand at a time.
+        result = np.empty(eps.size)
+        for some in np.array_split(np.arange(eps.size), 1 + eps.size * losses.size // 10**7):
+            gap = np.minimum(eps.ravel()[some, None] - losses, 0.0)
+            result[some] = -np.expm1(gap) @ p
+        return result.reshape(eps.shape)
 
     @property
     def _period_moments(self) -> tuple[float, float]:

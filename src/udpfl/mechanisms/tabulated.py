@@ -32,7 +32,7 @@ from udpfl.mechanisms.base import Mechanism, positive
 
 _CELLS = 256
 _DROP = 45.0  # the table ends where the density has fallen by e^-45
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(6)
 _NODES, _WEIGHTS = (_NODES + 1) / 2, _WEIGHTS / 2
 
 
@@ -127,6 +127,7 @@ class Tabulated(Mechanism):
     scale: float
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         positive("scale", self.scale)
 
     @abstractmethod
@@ -169,12 +170,15 @@ class Tabulated(Mechanism):
             np.asarray(order, dtype=np.float64),
             np.abs(np.asarray(shift, dtype=np.float64)) / self.scale,
         )
-        result = np.zeros(orders.shape)
         unit = replace(self, scale=1.0)
-        for s in np.unique(shifts[shifts > 0]):
-            where = shifts == s
-            result[where] = _unit_renyi(unit, tuple(orders[where].tolist()), float(s))
-        return result
+        flat_orders, flat_shifts = orders.ravel(), shifts.ravel()
+        result = np.zeros(flat_orders.size)
+        values, group = np.unique(flat_shifts, return_inverse=True)
+        members = np.split(np.argsort(group, kind="stable"), np.cumsum(np.bincount(group))[:-1])
+        for s, where in zip(values.tolist(), members, strict=True):
+            if s > 0:
+                result[where] = _unit_renyi(unit, tuple(flat_orders[where].tolist()), s)
+        return result.reshape(orders.shape)
 
     def _renyi_at(self, orders: Floats, s: float) -> Floats:
         table = self._table
@@ -188,12 +192,20 @@ class Tabulated(Mechanism):
         half_tail = math.log(table.survival[-1] / 2)
         left = half_tail + (a - 1) * rate * s
         right = half_tail - rate * s - (a - 1) * rate * s
-        value = logsumexp(np.concatenate([pieces, left, right], axis=1), axis=1) / (a[:, 0] - 1)
+        total = logsumexp(np.concatenate([pieces, left, right], axis=1), axis=1)
+        # Small divergences again as an excess over 1, which loses no digits: nodes in each piece.
+        mass = np.exp(p[0][:, None] + (p[1] - p[0])[:, None] * _NODES)
+        mass = (mass * _WEIGHTS * np.exp(log_width)[:, None]).ravel()
+        losses = (loss[0][:, None] + (loss[1] - loss[0])[:, None] * _NODES).ravel()
+        small = np.nonzero((total < 1e-3) & (orders != 1))[0]
+        for i in small:
+            x = (a[i, 0] - 1) * rate * s
+            tails = math.expm1(x) + math.exp(-rate * s) * math.expm1(-x)
+            excess = mass @ np.expm1((a[i, 0] - 1) * losses) + math.exp(half_tail) * tails
+            total[i] = math.log1p(max(excess, 0.0))
+        value = total / (a[:, 0] - 1)
         tail = math.exp(half_tail) * rate * s * -math.expm1(-rate * s)
-        along = p[0][:, None] + np.outer(p[1] - p[0], np.ones(16)) * _NODES
-        losses = loss[0][:, None] + np.outer(loss[1] - loss[0], np.ones(16)) * _NODES
-        kl = float(np.exp(log_width) @ ((np.exp(along) * losses) @ _WEIGHTS)) + tail
-        value = np.where(orders == 1, kl, value)
+        value = np.where(orders == 1, mass @ losses + tail, value)
         value = np.where(np.isinf(orders), max(float(loss.max()), rate * s), value)
         return np.maximum(value, 0.0)
 
@@ -261,7 +273,8 @@ class Tabulated(Mechanism):
         if math.isinf(table.tail_rate):
             return self.scale * inside
         last = float(table.survival[-1])
-        beyond = table.knots[-1] - xp.log((tail / last).clip(None, 1.0)) / table.tail_rate
+        end = float(table.knots[-1])
+        beyond = end - xp.log((tail / last).clip(None, 1.0)) / table.tail_rate
         return self.scale * xp.where(tail < last, beyond, inside)
 
     def scaled(self, factor: float) -> Self:

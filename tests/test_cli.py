@@ -1,0 +1,203 @@
+"""`udpfl plan` as a user meets it: a process, its output and its exit code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from udpfl.cli import main
+
+COMMON = ["--steps", "300", "--sampling-rate", "0.05"]
+
+
+def run(capsys, *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stop:
+        main(list(arguments))
+    out, err = capsys.readouterr()
+    return int(stop.value.code or 0), out, err
+
+
+def rows(capsys, *arguments: str) -> list[dict]:
+    code, out, err = run(capsys, "plan", *COMMON, *arguments, "--json")
+    assert code == 0, err
+    return json.loads(out)
+
+
+def names(found: list[dict]) -> list[str]:
+    return [row["mechanism"] for row in found]
+
+
+def test_high_dimension_ranks_gaussian_first(capsys):
+    found = rows(capsys, "--mechanism", "all", "--epsilon", "8", "--dimension", "26010")
+    assert names(found)[0] == "gaussian"
+    assert [row["rank"] for row in found] == [1, 2, 3]
+    for row in found:
+        assert set(row) >= {
+            "mechanism", "rank", "parameters", "noise_std", "mean_abs", "epsilon", "delta",
+            "kind", "vector_epsilon", "accountant",
+        }  # fmt: skip
+        assert row["kind"] == "guarantee"
+        assert row["epsilon"] <= 8
+        assert row["vector_epsilon"] == row["epsilon"]
+        assert row["why"]
+
+
+def test_one_dimension_puts_gaussian_last(capsys):
+    found = rows(capsys, "--mechanism", "all", "--epsilon", "8", "--dimension", "1")
+    assert names(found)[-1] == "gaussian"
+
+
+@pytest.mark.parametrize(("epsilon", "staircase_wins"), [("8", True), ("2", False)])
+def test_scalar_accounting_reproduces_the_papers_picture_and_says_nominal(
+    capsys, epsilon, staircase_wins
+):
+    options = ["--mechanism", "all", "--epsilon", epsilon, "--dimension", "26010"]
+    found = rows(capsys, *options, "--accounting", "scalar")
+    order = names(found)
+    assert (order.index("staircase") < order.index("gaussian")) is staircase_wins
+    assert {row["kind"] for row in found} == {"nominal"}
+    truth = {row["mechanism"]: row["vector_epsilon"] for row in found}
+    assert truth["staircase"] == "inf" or truth["staircase"] > 1000
+    assert truth["gaussian"] == pytest.approx(float(epsilon), rel=1e-3)
+    code, out, _ = run(capsys, "plan", *COMMON, *options, "--accounting", "scalar")
+    assert code == 0
+    assert "not a privacy guarantee" in " ".join(out.split())
+
+
+def test_auto_is_the_first_row_and_the_default(capsys):
+    found = rows(capsys, "--epsilon", "8", "--dimension", "26010")
+    assert names(found) == ["gaussian"]
+    assert found[0]["delta"] == 1e-5
+
+
+def test_impossible_rows_carry_an_error_under_all(capsys):
+    found = rows(capsys, "--mechanism", "all", "--epsilon", "2", "--delta", "0", "--dimension", "5")
+    errors = {row["mechanism"]: row["error"] for row in found if "error" in row}
+    assert set(errors) == {"gaussian", "staircase"}
+    assert names(found)[0] == "laplace"
+    assert found[0]["accountant"] == "pure"
+    code, out, _ = run(
+        capsys, "plan", *COMMON, "--mechanism", "all", "--epsilon", "2", "--delta", "0",
+        "--dimension", "5",
+    )  # fmt: skip
+    assert code == 0
+    assert "impossible" in out
+
+
+def test_infinite_numbers_are_the_string_inf(capsys):
+    code, out, _ = run(
+        capsys, "plan", "--epsilon", "1", "--steps", "1", "--delta", "0", "--dimension", "9",
+        "--mechanism", "staircase", "--accounting", "scalar", "--json",
+    )  # fmt: skip
+    assert code == 0
+    assert json.loads(out)[0]["vector_epsilon"] == "inf"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (["--epsilon", "0"], "--epsilon"),
+        (["--epsilon", "-2"], "--epsilon"),
+        (["--epsilon", "nan"], "--epsilon"),
+        (["--epsilon", "inf"], "--epsilon"),
+        (["--epsilon", "two"], "--epsilon"),
+        (["--epsilon", "1", "--sampling-rate", "0"], "--sampling-rate"),
+        (["--epsilon", "1", "--sampling-rate", "1.5"], "--sampling-rate"),
+        (["--epsilon", "1", "--steps", "0"], "--steps"),
+        (["--epsilon", "1", "--steps", "2.5"], "--steps"),
+        (["--epsilon", "1", "--steps", "1" + "0" * 20], "--steps"),
+        (["--epsilon", "1", "--delta", "1"], "--delta"),
+        (["--epsilon", "1", "--delta", "-0.1"], "--delta"),
+        (["--epsilon", "1", "--clip", "0"], "--clip"),
+        (["--epsilon", "1", "--clip", "1e300"], "--clip"),
+        (["--epsilon", "1", "--dimension", "0"], "--dimension"),
+        (["--epsilon", "1", "--mechanism", "cauchy"], "--mechanism"),
+        (["--epsilon", "1", "--norm", "l3"], "--norm"),
+        (["--epsilon", "1", "--accountant", "magic"], "--accountant"),
+        (["--epsilon", "1", "--accounting", "vague"], "--accounting"),
+        (["--epsilon", "1", "--rank", "l9"], "--rank"),
+        (["--epsilon", "1", "--mechanism", "gaussian", "--delta", "0"], "--mechanism"),
+        (["--epsilon", "1", "--mechanism", "laplace", "--accountant", "pld"], "--mechanism"),
+        (["--epsilon", "0.1", "--sampling-rate", "1e-6", "--steps", "3"], "--delta"),
+        (["--epsilon", "1", "--plot", "picture.txt"], "--plot"),
+        (["--epsilon", "1", "--plot", "no/such/folder/x.png"], "--plot"),
+        (["--epsilon", "1", "--nonsense", "3"], "--nonsense"),
+        ([], "--epsilon"),
+    ],
+)
+def test_bad_input_ends_with_exit_code_2_and_one_line_that_names_the_option(
+    capsys, arguments, option
+):
+    defaults = {"--steps": "300", "--sampling-rate": "0.05", "--dimension": "26010"}
+    for key, value in defaults.items():
+        if key not in arguments:
+            arguments = [*arguments, key, value]
+    code, out, err = run(capsys, "plan", *arguments)
+    assert code == 2
+    assert out == ""
+    assert err.count("\n") == 1
+    assert option in err
+    assert "Traceback" not in err
+
+
+def test_the_dimension_is_required_unless_gaussian_under_l2(capsys):
+    code, _, err = run(capsys, "plan", *COMMON, "--epsilon", "8")
+    assert code == 2
+    assert "--dimension" in err
+    found = rows(capsys, "--epsilon", "8", "--mechanism", "gaussian")
+    assert names(found) == ["gaussian"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--epsilon", "800", "--steps", "1", "--dimension", "1", "--mechanism", "all"],
+        ["--epsilon", "1e6", "--steps", "1", "--dimension", "1", "--mechanism", "all"],
+        ["--epsilon", "1e-3", "--steps", "1", "--dimension", "3", "--mechanism", "all"],
+        ["--epsilon", "1", "--steps", "1000000000", "--dimension", "1", "--mechanism", "all"],
+        ["--epsilon", "1", "--steps", "1", "--clip", "1e-90", "--dimension", "3"],
+    ],
+)
+def test_odd_but_legal_input_gives_an_answer(capsys, arguments):
+    code, out, err = run(capsys, "plan", *arguments, "--json")
+    assert code == 0, err
+    assert json.loads(out)[0]["rank"] == 1
+
+
+def test_plot(capsys, tmp_path):
+    for accounting, suffix in (("vector", "png"), ("scalar", "svg")):
+        picture = tmp_path / f"noise.{suffix}"
+        code, _, err = run(
+            capsys, "plan", *COMMON, "--epsilon", "4", "--dimension", "100", "--mechanism", "all",
+            "--accountant", "rdp", "--accounting", accounting, "--plot", str(picture),
+        )  # fmt: skip
+        assert code == 0, err
+        assert picture.stat().st_size > 5_000
+    text = (tmp_path / "noise.svg").read_text()
+    assert "nominal" in text or "<path" in text
+
+
+def test_version_and_help(capsys):
+    code, out, _ = run(capsys, "--version")
+    assert code == 0
+    assert out.startswith("udpfl 0.")
+    for arguments in ([], ["--help"], ["plan", "--help"]):
+        code, out, _ = run(capsys, *arguments)
+        assert code == 0
+        assert "plan" in out
+
+
+@pytest.mark.parametrize("extra", [[], ["--verbose"]])
+def test_the_installed_command_prints_nothing_but_its_answer(extra):
+    command = [str(Path(sys.executable).with_name("udpfl")), *extra, "plan", *COMMON]
+    command += ["--epsilon", "8", "--dimension", "1", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert json.loads(done.stdout)[0]["rank"] == 1
+    assert "dp_accounting" not in done.stderr
+    if not extra:
+        assert done.stderr == ""

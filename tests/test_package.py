@@ -1,0 +1,73 @@
+"""What the package promises as a whole."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+import udpfl
+from udpfl import errors
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(code)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_the_core_works_where_torch_cannot_be_imported():
+    done = python(
+        """
+        import sys
+        class Blocked:
+            def find_spec(self, name, path=None, target=None):
+                if name.partition(".")[0] in ("torch", "flwr", "opacus"):
+                    raise ImportError(name)
+        sys.meta_path.insert(0, Blocked())
+        import udpfl
+        plan = udpfl.plan("all", epsilon=4, steps=50, sampling_rate=0.1, dimension=20)
+        assert plan.best.noise is not None
+        assert "torch" not in sys.modules
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == done.stderr == ""
+
+
+def test_importing_is_light():
+    done = python(
+        """
+        import sys
+        import udpfl
+        heavy = {"torch", "matplotlib", "dp_accounting", "pydantic", "rich", "typer"}
+        print(sorted(heavy & set(sys.modules)))
+        """
+    )
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+def test_exported_names_exist_and_are_sorted():
+    assert all(hasattr(udpfl, name) for name in udpfl.__all__)
+    assert udpfl.__all__ == sorted(udpfl.__all__)
+
+
+def test_one_exception_hierarchy():
+    found = [e for e in vars(errors).values() if isinstance(e, type)]
+    assert len(found) == 6
+    assert all(issubclass(e, errors.UdpflError) for e in found)
+    assert issubclass(errors.InvalidInput, ValueError)
+    with pytest.raises(ImportError, match=r"pip install 'udpfl\[train\]'"):
+        raise errors.MissingExtra("torch", "train")
+
+
+def test_the_readme_example_runs():
+    plan = udpfl.plan("all", epsilon=8, steps=300, sampling_rate=0.05, dimension=26_010)
+    assert plan.best.mechanism == "gaussian"
+    assert plan.best.statement.kind == "guarantee"
+    assert len(plan) == 3
+    assert [row.rank for row in plan] == [1, 2, 3]
+    assert plan[0] is plan.best
