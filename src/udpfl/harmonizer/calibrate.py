@@ -188,7 +188,10 @@ def _by_loss(family: Family, setting: Setting, start: float) -> float:
     def excess_on(coarser: float) -> Callable[[float], float]:
         def excess(level: float) -> float:
             event = setting.accounted_event(family(level))
-            losses = loss_distribution.LossDistribution(event, coarser, both_ways=coarser == 1)
+            if coarser > 1:
+                losses = loss_distribution.LossDistribution(event, coarser, both_ways=False)
+            else:
+                losses = loss_distribution.composed_loss(event)
             return max(-30.0, math.log(max(losses.delta(setting.epsilon), 1e-300) / setting.delta))
 
         return excess
