@@ -83,7 +83,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     rows = list(ROWS)
     try:
-        import opacus as _  # noqa: F401
+        import opacus as _
 
         rows.append(("opacus", "gaussian rdp", lambda t: opacus("rdp", t)))
         rows.append(("opacus", "gaussian prv", lambda t: opacus("prv", t)))
