@@ -1,7 +1,6 @@
 """UDP-FL: differentially private federated learning with any noise and a number that is true."""
 
-from importlib.metadata import version as _version
-
+from udpfl._version import __version__
 from udpfl.accounting import (
     Composed,
     PoissonSampled,
@@ -36,8 +35,6 @@ from udpfl.harmonizer import (
 )
 from udpfl.mechanisms import Gaussian, Laplace, Mechanism, Staircase, Tabulated
 from udpfl.planning import Plan, PlanRow, plan
-
-__version__ = _version("udpfl")
 
 __all__ = [
     "Budget",

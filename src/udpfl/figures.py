@@ -16,6 +16,11 @@ _STYLE = {
 }
 
 
+def dimensions(count: int) -> str:
+    """A number of dimensions in words."""
+    return "1 dimension" if count == 1 else f"{count:,} dimensions"
+
+
 def noise_figure(path: Path, epsilon: float, options: dict[str, Any]) -> None:
     """Standard deviation of the calibrated noise against epsilon, one line per mechanism.
 
@@ -56,7 +61,7 @@ def noise_figure(path: Path, epsilon: float, options: dict[str, Any]) -> None:
     axes.set_xlabel("nominal ε (scalar accounting)" if nominal else "privacy budget ε")
     axes.set_ylabel("noise standard deviation / clip (less is better)")
     dimension = options["dimension"]
-    size = "" if dimension is None else f", {dimension:,} dimensions"
+    size = "" if dimension is None else f", {dimensions(dimension)}"
     axes.set_title(
         f"{options['steps']:,} releases at rate {options['sampling_rate']:g}, "
         f"δ = {options['delta']:g}, {options['norm']} clip{size}",

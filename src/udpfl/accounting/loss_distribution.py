@@ -180,10 +180,11 @@ def grid_step(near: float, releases: int) -> float:
     """Grid interval for a total of about `near`, made of `releases` parts.
 
     Rounding adds at most interval^2 to the variance of every release, so the interval shrinks as
-    1/sqrt(releases). The constants keep the result within 0.1 % of the exact epsilon: at small
-    totals the interval follows the spread of the loss (about near / 4.5), at large ones epsilon.
+    1/sqrt(releases). The constants keep the result within about 0.2 % of the exact epsilon: at
+    small totals the interval follows the spread of the loss (about near / 4.5), at large ones
+    epsilon; with few releases one interval is the error of a bounded loss.
     """
-    return math.sqrt(min(2.5e-4 * near**2, 5e-4 * near) / releases)
+    return min(math.sqrt(min(2.5e-4 * near**2, 5e-4 * near) / releases), 1e-3 * near)
 
 
 def _pmf(curve: Curve, step: float, releases: int) -> Any:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from udpfl.errors import InvalidInput, Unsupported
+from udpfl.figures import dimensions
 from udpfl.mechanisms import Mechanism
 from udpfl.planning import Plan
 from udpfl.planning import plan as make_plan
@@ -146,7 +147,7 @@ def show(rows: Plan, console: Console) -> None:
     """The plan as a table for people."""
     setting = rows.setting
     sensitivity = setting.sensitivity
-    size = "" if sensitivity.dimension is None else f" in {sensitivity.dimension:,} dimensions"
+    size = "" if sensitivity.dimension is None else f", {dimensions(sensitivity.dimension)}"
     nominal = setting.accounting == "scalar"
     table = Table(
         title=f"Noise for ε ≤ {setting.epsilon:g}, δ = {setting.delta:g}: {setting.releases:,} "

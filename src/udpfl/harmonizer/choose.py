@@ -66,7 +66,9 @@ def _explained(choice: Choice, best: Choice, setting: Setting, rank: Rank) -> Ch
         text = f"least {measure} for this release. {_reason(choice.name, setting)}"
     else:
         extra = choice.error(rank) / best.error(rank) - 1
-        text = f"{extra:.1%} more {measure} than {best.name}. {_reason(choice.name, setting)}"
+        more = f"{extra:.1%} more" if extra >= 5e-4 else "practically the same"
+        text = f"{more} {measure} {'than' if extra >= 5e-4 else 'as'} {best.name}. "
+        text += _reason(choice.name, setting)
     return Choice(choice.name, choice.calibrated, text)
 
 
@@ -85,7 +87,10 @@ def _reason(name: str, setting: Setting) -> str:
     if sensitivity.norm == "l1":
         return "Under l1 the worst gradient is a single coordinate, so the dimension is free."
     if name == "laplace":
-        return "Against a gradient spread over many coordinates it needs up to 1.41 x the std."
+        return (
+            "Against a gradient spread over many coordinates it needs up to 1.41 x the standard "
+            "deviation of Gaussian noise, and no tighter accounting than rdp is known for it."
+        )
     if name == "staircase":
         return "Its jumps force a period below the shift of one coordinate, close to Laplace."
     return "Accounted numerically for the worst gradient."

@@ -179,7 +179,7 @@ class Staircase(Mechanism):
         """
         periods = np.arange(math.floor(limit / self.period) + 1, dtype=np.float64)
         fractions = np.unique(np.mod([0.0, self.split, 1 - self.split, 2 * self.split], 1.0))
-        shifts = (periods[:, None] + fractions).ravel() * self.period
+        shifts = np.unique((periods[:, None] + fractions) * self.period)
         return np.asarray(shifts[(shifts > 0) & (shifts < limit)])
 
     def hockey_stick(self, epsilon: ArrayLike, shift: float) -> Floats:
