@@ -3,59 +3,22 @@
 from __future__ import annotations
 
 import json
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from udpfl.accounting import Accountant, Accounting, Norm
 from udpfl.errors import InvalidInput, Unsupported
 from udpfl.figures import dimensions
+from udpfl.harmonizer import Rank
 from udpfl.mechanisms import Mechanism
 from udpfl.planning import Plan
 from udpfl.planning import plan as make_plan
 
-
-class MechanismName(StrEnum):
-    """What --mechanism takes."""
-
-    gaussian = "gaussian"
-    laplace = "laplace"
-    staircase = "staircase"
-    auto = "auto"
-    all = "all"
-
-
-class NormName(StrEnum):
-    """What --norm takes."""
-
-    l1 = "l1"
-    l2 = "l2"
-    linf = "linf"
-
-
-class AccountingName(StrEnum):
-    """What --accounting takes."""
-
-    vector = "vector"
-    scalar = "scalar"
-
-
-class AccountantName(StrEnum):
-    """What --accountant takes."""
-
-    rdp = "rdp"
-    pld = "pld"
-    best = "best"
-
-
-class RankName(StrEnum):
-    """What --rank takes."""
-
-    l2 = "l2"
-    l1 = "l1"
+MechanismName = Literal["gaussian", "laplace", "staircase", "auto", "all"]
 
 
 def plan(
@@ -64,7 +27,7 @@ def plan(
     mechanism: Annotated[
         MechanismName,
         typer.Option(help="One mechanism, 'auto' for the best, 'all' for the ranking."),
-    ] = MechanismName.auto,
+    ] = "auto",
     delta: Annotated[
         float, typer.Option(help="Budget: delta of all releases together; 0 for pure DP.")
     ] = 1e-5,
@@ -72,7 +35,7 @@ def plan(
         float, typer.Option(help="Probability that a record takes part in a release.")
     ] = 1.0,
     clip: Annotated[float, typer.Option(help="Bound on one record's gradient.")] = 1.0,
-    norm: Annotated[NormName, typer.Option(help="Norm in which it is clipped.")] = NormName.l2,
+    norm: Annotated[Norm, typer.Option(help="Norm in which it is clipped.")] = "l2",
     dimension: Annotated[
         int | None,
         typer.Option(
@@ -81,18 +44,18 @@ def plan(
         ),
     ] = None,
     accounting: Annotated[
-        AccountingName,
+        Accounting,
         typer.Option(
             help="'vector' is a guarantee; 'scalar' is the paper's own accounting, nominal only."
         ),
-    ] = AccountingName.vector,
+    ] = "vector",
     accountant: Annotated[
-        AccountantName,
+        Accountant,
         typer.Option(help="Rényi divergences, privacy-loss distributions, or the tighter one."),
-    ] = AccountantName.best,
+    ] = "best",
     rank: Annotated[
-        RankName, typer.Option(help="Rank by standard deviation (l2) or mean size (l1).")
-    ] = RankName.l2,
+        Rank, typer.Option(help="Rank by standard deviation (l2) or mean size (l1).")
+    ] = "l2",
     json_: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
     plot: Annotated[
         Path | None,
@@ -112,18 +75,18 @@ def plan(
         "delta": delta,
         "sampling_rate": sampling_rate,
         "clip": clip,
-        "norm": norm.value,
+        "norm": norm,
         "dimension": dimension,
-        "accounting": accounting.value,
-        "accountant": accountant.value,
-        "rank": rank.value,
+        "accounting": accounting,
+        "accountant": accountant,
+        "rank": rank,
     }
     if plot is not None:
         _check_plot(plot)
     try:
-        rows = make_plan(mechanism.value, epsilon=epsilon, **options)
+        rows = make_plan(mechanism, epsilon=epsilon, **options)
     except Unsupported as reason:
-        raise Unsupported(f"--mechanism {mechanism.value}: {reason}") from None
+        raise Unsupported(f"--mechanism {mechanism}: {reason}") from None
     if json_:
         typer.echo(json.dumps(rows.to_list(), indent=2))
     else:
