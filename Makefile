@@ -20,7 +20,7 @@ test: $(VENV)/.dev lint  ## lint, type check and test
 test-slow: $(VENV)/.dev  ## the long checks as well
 	$(BIN)/python -m pytest
 
-lint: $(VENV)/.dev
+lint: $(VENV)/.dev  ## style and types only
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/mypy

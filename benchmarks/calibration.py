@@ -9,13 +9,16 @@ process, after one warm-up, on whatever machine this is: compare rows, not machi
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
 import platform
 import statistics
 import time
 import warnings
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 import dp_accounting
@@ -108,7 +111,10 @@ def main() -> None:
     Console(width=120).print(table)
     out = Path(__file__).parent.parent / "results"
     out.mkdir(exist_ok=True)
-    machine = {"python": platform.python_version(), "machine": platform.machine()}
+    machine = {"cores": os.cpu_count(), "machine": platform.machine()}
+    for package in ("udpfl", "dp-accounting", "opacus", "numpy", "scipy"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            machine[package] = metadata.version(package)
     payload = {"machine": machine, "epsilon": EPSILON, "delta": DELTA, "rate": RATE,
                "dimension": DIMENSION, "rows": results}  # fmt: skip
     (out / "calibration.json").write_text(json.dumps(payload, indent=1) + "\n")

@@ -36,6 +36,7 @@ from udpfl import (
 )
 from udpfl.accounting import conversion, loss_distribution, pure, rdp
 from udpfl.accounting.events import basis, leaves
+from udpfl.accounting.statement import shown
 
 NOISES = [Gaussian(1.2), Laplace(1.1), Staircase(0.9, 1.0), Staircase(0.4, 0.3, 1.0), Logistic(0.8)]
 
@@ -457,6 +458,14 @@ class TestStatement:
         assert statement.vector_epsilon == math.inf
         assert statement.to_dict()["vector_epsilon"] == "inf"
 
+    @given(st.floats(1e-6, 1e6))
+    def test_what_is_printed_is_never_below_what_is_proved(self, epsilon):
+        text = shown(epsilon)
+        assert float(text) >= epsilon
+        assert float(text) <= epsilon * 1.0011
+        assert shown(7.9993) == "8"
+        assert shown(math.inf) == "inf"
+
     def test_words(self):
         guarantee = account(sampled(Gaussian(1.0), 10, 0.1), 1e-5)
         assert guarantee.kind == "guarantee"
@@ -521,7 +530,17 @@ class TestFailsClosed:
         with pytest.raises(InvalidInput, match="orders"):
             rdp.curve(PureDP(1.0), np.asarray([1.0, 2.0]))
 
+    def test_delta_of_a_whole_event(self):
+        event = sampled(Gaussian(1.0), 100, 0.1)
+        epsilon = rdp.epsilon(event, 1e-5)
+        assert rdp.delta(event, epsilon) == pytest.approx(1e-5, rel=0.05)
+
     def test_types(self):
+        assert Sensitivity(1.0, "l2", np.int64(3)).dimension == 3
+        with pytest.raises(InvalidInput, match="mechanism"):
+            Release("gaussian", Sensitivity(1.0))
+        with pytest.raises(InvalidInput, match="sampling_rate"):
+            PoissonSampled(Release(Gaussian(1.0), Sensitivity(1.0)), 0.1)
         with pytest.raises(InvalidInput, match="dimension"):
             Sensitivity(1.0, "l2", True)
         with pytest.raises(InvalidInput, match="clip"):

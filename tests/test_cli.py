@@ -123,6 +123,7 @@ def test_infinite_numbers_are_the_string_inf(capsys):
         (["--epsilon", "1", "--mechanism", "gaussian", "--delta", "0"], "--mechanism"),
         (["--epsilon", "1", "--mechanism", "laplace", "--accountant", "pld"], "--mechanism"),
         (["--epsilon", "0.1", "--sampling-rate", "1e-6", "--steps", "3"], "--delta"),
+        (["--epsilon", "1", "--accountant", "pld", "--delta", "1e-12"], "--delta"),
         (["--epsilon", "1", "--plot", "picture.txt"], "--plot"),
         (["--epsilon", "1", "--plot", "no/such/folder/x.png"], "--plot"),
         (["--epsilon", "1", "--nonsense", "3"], "--nonsense"),
@@ -179,6 +180,20 @@ def test_plot(capsys, tmp_path):
         assert picture.stat().st_size > 5_000
     text = (tmp_path / "noise.svg").read_text()
     assert "nominal" in text or "<path" in text
+    alone = tmp_path / "GAUSSIAN.PNG"
+    code, _, err = run(
+        capsys, "plan", *COMMON, "--epsilon", "4", "--mechanism", "gaussian", "--accountant",
+        "rdp", "--plot", str(alone),
+    )  # fmt: skip
+    assert code == 0, err
+    assert alone.exists()
+    (tmp_path / "folder.png").mkdir()
+    code, _, err = run(
+        capsys, "plan", *COMMON, "--epsilon", "4", "--mechanism", "gaussian", "--accountant",
+        "rdp", "--plot", str(tmp_path / "folder.png"),
+    )  # fmt: skip
+    assert code == 2
+    assert "--plot" in err
 
 
 def test_version_and_help(capsys):

@@ -197,9 +197,16 @@ class TestCalibrate:
         assert found.statement.accountant == "rdp"
         assert found.statement.epsilon <= 4
 
-    def test_bounded_noise_is_refused(self):
+    def test_bounded_noise_has_no_renyi_divergence_but_may_have_a_loss(self):
         with pytest.raises(Infeasible, match="no amount of noise"):
             calibrate(Box(1.0), setting(4, 3))
+        for accountant in ("pld", "best"):
+            found = calibrate(Box(1.0), setting(4, 1, accountant, releases=30))
+            assert found.statement.accountant == "pld"
+            assert found.statement.epsilon <= 4
+            # 30 sampled chances of 1/(2 scale) each to be uncovered
+            uncovered = 30 * 0.05 / (2 * found.mechanism.scale)
+            assert uncovered == pytest.approx(1e-5, rel=0.02)
 
     def test_pure_dp(self):
         goal = setting(3.0, 1000, delta=0.0, releases=6, sensitivity=Sensitivity(2.0, "l1", 1000))
@@ -256,6 +263,17 @@ class TestCalibrate:
                 setting(epsilon)
         with pytest.raises(InvalidInput, match="mechanism"):
             calibrate("cauchy", setting(1.0))
+        with pytest.raises(InvalidInput, match="mechanism"):
+            calibrate(Gaussian, setting(1.0))
+        with pytest.raises(InvalidInput, match="rank"):
+            calibrate("gaussian", setting(1.0), "l3")
+        with pytest.raises(InvalidInput, match="delta"):
+            setting(1.0, accountant="pld", delta=1e-12)
+        with pytest.raises(InvalidInput, match="reference"):
+            match("laplace", "gaussian", Sensitivity(1.0))
+        for wrong in ("8", None, True):
+            with pytest.raises(InvalidInput, match="epsilon"):
+                setting(wrong)
 
 
 class TestMatch:
@@ -294,6 +312,9 @@ class TestChoose:
         errors = [c.error("l2") for c in ranking]
         assert errors == sorted(errors)
         assert "least standard deviation" in ranking[0].why
+        assert "pld is a tighter accountant" in ranking[1].why
+        alone = choose(setting(8.0), ["laplace"])
+        assert "least" not in alone[0].why
         assert "more standard deviation than gaussian" in ranking[1].why
 
     def test_low_dimension_prefers_bounded_loss(self):
@@ -369,6 +390,10 @@ class TestBudget:
         half = Repeated(self.one_round, 40)
         spent = account(half, 1e-5).epsilon
         assert not would_exceed([half], half, Budget(2 * spent * 0.9, 1e-5))
+
+    def test_a_history_is_a_list(self):
+        with pytest.raises(InvalidInput, match="history"):
+            rounds_left(self.one_round, self.one_round, Budget(1.0, 1e-5))
 
     def test_bad_budgets(self):
         with pytest.raises(InvalidInput, match="epsilon"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import mpmath as mp
 import numpy as np
@@ -15,7 +15,7 @@ from scipy.special import logsumexp
 
 from tests.conftest import Box, Logistic, Student, TwoHumps
 from tests.oracles import renyi_by_cells, renyi_by_quadrature
-from udpfl import Gaussian, InvalidInput, Laplace, Mechanism, Staircase
+from udpfl import Gaussian, InvalidInput, Laplace, Mechanism, Staircase, Tabulated
 
 MATRIX: list[Mechanism] = [
     Gaussian(1.3),
@@ -260,6 +260,31 @@ def test_staircase_saves_variance_against_laplace_at_small_epsilon(epsilon):
 def test_staircase_refuses_a_split_outside_its_range(split):
     with pytest.raises(InvalidInput, match="split"):
         Staircase(1.0, 1.0, split)
+
+
+def test_random_words_must_be_signed_64_bit():
+    """Anything else would silently give one-sided or almost constant noise."""
+    for dtype in (np.uint64, np.int32, np.float64):
+        with pytest.raises(InvalidInput, match="64-bit"):
+            Laplace(1.0).from_bits(np.arange(4, dtype=dtype))
+    with pytest.raises(InvalidInput, match="between 0 and 1"):
+        Laplace(1.0).from_uniform(np.asarray([-0.2, 0.5]))
+
+
+def test_gaussian_from_normal():
+    torch = pytest.importorskip("torch")
+    z = np.random.default_rng(3).standard_normal(1000)
+    np.testing.assert_allclose(Gaussian(1.7).from_normal(z), 1.7 * z)
+    assert Gaussian(1.7).from_normal(torch.ones(2)).dtype == torch.float32
+
+
+def test_a_mechanism_without_a_name_is_called_after_its_class():
+    @dataclass(frozen=True)
+    class Bump(Tabulated):
+        def shape(self, x):
+            return -x * x
+
+    assert Bump(1.0).name == "bump"
 
 
 def test_staircase_refuses_a_decay_beyond_floating_point():

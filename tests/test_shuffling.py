@@ -18,9 +18,11 @@ from udpfl import (
     Repeated,
     Sensitivity,
     Shuffled,
+    Unsupported,
     account,
 )
 from udpfl.accounting import rdp, shuffling
+from udpfl.accounting.accountant import as_scalar
 
 ORDERS = np.asarray([2.0, 8.0, 64.0])
 
@@ -116,6 +118,17 @@ def test_the_nominal_rule_is_never_refuted_by_randomised_response(gamma, clients
     exact = shuffling.exact_randomised_response(orders, gamma, clients)[0]
     assert value <= gamma
     assert value >= min(exact, gamma) * (1 - 1e-9)
+
+
+def test_scalar_accounting_uses_the_papers_lemma_and_says_nominal():
+    event = Shuffled(Release(Gaussian(3.0), Sensitivity(1.0, "l2", 10), "client"), clients=1000)
+    plain = account(event, 1e-5, "rdp")
+    nominal = account(event, 1e-5, "rdp", "scalar")
+    assert nominal.kind == "nominal"
+    assert nominal.epsilon < plain.epsilon
+    assert nominal.vector_epsilon <= plain.epsilon
+    with pytest.raises(Unsupported, match="nominal shuffle"):
+        account(as_scalar(event), 1e-5, "rdp")
 
 
 def test_the_lower_lemma_is_a_lower_bound_and_never_used_as_a_guarantee():

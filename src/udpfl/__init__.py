@@ -14,7 +14,6 @@ from udpfl.accounting import (
     account,
 )
 from udpfl.errors import (
-    BudgetExceeded,
     Infeasible,
     InvalidInput,
     MissingExtra,
@@ -24,7 +23,9 @@ from udpfl.errors import (
 from udpfl.harmonizer import (
     Budget,
     Calibrated,
+    Choice,
     Client,
+    ClientPlan,
     Setting,
     calibrate,
     choose,
@@ -38,9 +39,10 @@ from udpfl.planning import Plan, PlanRow, plan
 
 __all__ = [
     "Budget",
-    "BudgetExceeded",
     "Calibrated",
+    "Choice",
     "Client",
+    "ClientPlan",
     "Composed",
     "Gaussian",
     "Infeasible",

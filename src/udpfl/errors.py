@@ -24,10 +24,6 @@ class Infeasible(UdpflError):
     """No amount of noise of this kind meets the requested budget."""
 
 
-class BudgetExceeded(UdpflError):
-    """The next release would take a client past its budget."""
-
-
 class MissingExtra(UdpflError, ImportError):
     """An optional dependency is not installed; the message says which extra brings it."""
 

@@ -34,8 +34,9 @@ def noise_figure(path: Path, epsilon: float, options: dict[str, Any]) -> None:
 
     budgets = epsilon * 2.0 ** np.linspace(-3, 2, 11)
     lines: dict[str, list[tuple[float, float]]] = {}
+    which = "gaussian" if options["dimension"] is None else "all"
     for budget in budgets:
-        for row in plan("all", epsilon=float(budget), **options):
+        for row in plan(which, epsilon=float(budget), **options):
             if row.noise is not None:
                 lines.setdefault(row.mechanism, []).append(
                     (float(budget), row.noise.noise_std / options["clip"])

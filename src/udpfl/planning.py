@@ -84,7 +84,7 @@ def plan(
 
     `mechanism` is gaussian, laplace, staircase, "all" (the whole ranking), "auto" (its first row),
     or a mechanism of your own. Raises `InvalidInput` for values that make no sense, and
-    `Unsupported` or `Infeasible` where a mechanism asked for by name cannot do it.
+    `Unsupported` where a mechanism asked for by name cannot do it.
     """
     names: tuple[str | Mechanism, ...]
     if isinstance(mechanism, Mechanism):

@@ -8,10 +8,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal, get_args
 
+import numpy as np
+
 from udpfl.accounting import loss_distribution, pure, rdp, shuffling
 from udpfl.accounting.events import (
     Composed,
     Event,
+    NominallyShuffled,
     PoissonSampled,
     PureDP,
     Release,
@@ -44,6 +47,8 @@ def account(
     """
     check_choices(delta, accountant, accounting)
     unit, neighbours = basis(event)
+    if any(isinstance(leaf, NominallyShuffled) for leaf in leaves(event)):
+        raise Unsupported("a nominal shuffle is not an event that happened; account Shuffled")
     value, how = _smallest(event if accounting == "vector" else as_scalar(event), delta, accountant)
     statement = PrivacyStatement(
         epsilon=value,
@@ -57,17 +62,22 @@ def account(
     )
     if accounting == "vector":
         return statement
-    try:
-        true_value, _ = _smallest(event, delta, accountant)
-    except Unsupported as reason:
-        log.info("no vector-accounted epsilon: %s", reason)
-        true_value = math.inf
-    return replace(statement, kind="nominal", vector_epsilon=true_value)
+    proved, reason = math.inf, ""
+    for how in (accountant, "best"):  # pld may know one coordinate and not the gradient
+        try:
+            proved = _smallest(event, delta, how)[0]
+            break
+        except Unsupported as error:
+            reason = str(error)
+    if math.isinf(proved) and reason:
+        statement = replace(statement, notes=(*statement.notes, f"no guarantee: {reason}"))
+    return replace(statement, kind="nominal", vector_epsilon=proved)
 
 
 def check_choices(delta: float, accountant: str, accounting: str) -> None:
     """Refuse what no accountant could answer."""
-    if not 0 <= delta < 1:
+    number = isinstance(delta, (int, float, np.floating)) and not isinstance(delta, bool)
+    if not number or not 0 <= delta < 1:
         raise InvalidInput("delta", f"must lie in [0, 1), got {delta!r}")
     if accountant not in get_args(Accountant):
         raise InvalidInput("accountant", f"must be rdp, pld or best, got {accountant!r}")
@@ -95,14 +105,16 @@ def _smallest(event: Event, delta: float, accountant: Accountant) -> tuple[float
 
 
 def as_scalar(event: Event) -> Event:
-    """The same event with every release read as one coordinate, as the paper does."""
+    """The same event as the paper reads it: one coordinate, and shuffling without conditions."""
     match event:
         case Release():
             return replace(event, sensitivity=event.sensitivity.scalar())
         case PureDP():
             return event
-        case PoissonSampled() | SecretlySelected() | Shuffled() | Repeated():
+        case PoissonSampled() | SecretlySelected() | Repeated() | NominallyShuffled():
             return replace(event, event=as_scalar(event.event))  # type: ignore[arg-type]
+        case Shuffled(inner, clients):
+            return NominallyShuffled(as_scalar(inner), clients)  # type: ignore[arg-type]
         case Composed(events):
             return Composed(as_scalar(inner) for inner in events)
 

@@ -11,21 +11,22 @@ Composed         several events, one after another (adaptively)
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from udpfl.accounting.sensitivity import Sensitivity, whole
 from udpfl.errors import InvalidInput, Unsupported
 from udpfl.mechanisms import Mechanism
+from udpfl.mechanisms.base import positive
 
 Unit = Literal["record", "client"]
 Neighbours = Literal["add-remove", "replace-one"]
 
 
 def _probability(name: str, value: float) -> None:
-    if not 0 < value <= 1:
+    positive(name, value)
+    if value > 1:
         raise InvalidInput(name, f"must lie in (0, 1], got {value!r}")
 
 
@@ -40,6 +41,14 @@ class Release:
     sensitivity: Sensitivity
     unit: Unit = "record"
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.mechanism, Mechanism):
+            raise InvalidInput("mechanism", f"must be a mechanism, got {self.mechanism!r}")
+        if not isinstance(self.sensitivity, Sensitivity):
+            raise InvalidInput("sensitivity", f"must be a Sensitivity, got {self.sensitivity!r}")
+        if self.unit not in get_args(Unit):
+            raise InvalidInput("unit", f"must be record or client, got {self.unit!r}")
+
 
 @dataclass(frozen=True)
 class PureDP:
@@ -52,8 +61,7 @@ class PureDP:
     """The output takes finitely or countably many values (a condition of the shuffle theorem)."""
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.epsilon) and self.epsilon > 0):
-            raise InvalidInput("epsilon", f"must be a finite number above 0, got {self.epsilon!r}")
+        positive("epsilon", self.epsilon)
 
 
 @dataclass(frozen=True)
@@ -106,9 +114,20 @@ class Shuffled:
     """Every client runs the same randomiser with the same epsilon."""
 
     def __post_init__(self) -> None:
-        whole("clients", self.clients)
+        object.__setattr__(self, "clients", whole("clients", self.clients))
         if not isinstance(self.event, (Release, PureDP, PoissonSampled)):
             raise Unsupported("a client shuffles one message: a Release, PureDP or PoissonSampled")
+
+
+@dataclass(frozen=True)
+class NominallyShuffled:
+    """The paper's reading of a shuffle: its lemma without the conditions.
+
+    Only scalar accounting makes these, out of `Shuffled` events; no guarantee accepts them.
+    """
+
+    event: Release | PureDP | PoissonSampled
+    clients: int
 
 
 @dataclass(frozen=True)
@@ -119,7 +138,7 @@ class Repeated:
     count: int
 
     def __post_init__(self) -> None:
-        whole("steps", self.count)
+        object.__setattr__(self, "count", whole("steps", self.count))
 
 
 @dataclass(frozen=True)
@@ -132,7 +151,7 @@ class Composed:
         object.__setattr__(self, "events", tuple(events))
 
 
-Leaf = Release | PureDP | PoissonSampled | SecretlySelected | Shuffled
+Leaf = Release | PureDP | PoissonSampled | SecretlySelected | Shuffled | NominallyShuffled
 Event = Leaf | Repeated | Composed
 
 
@@ -151,7 +170,14 @@ def _walk(event: Event, times: int) -> Iterator[tuple[Leaf, int]]:
         case Composed(events):
             for inner in events:
                 yield from _walk(inner, times)
-        case Release() | PureDP() | PoissonSampled() | SecretlySelected() | Shuffled():
+        case (
+            Release()
+            | PureDP()
+            | PoissonSampled()
+            | SecretlySelected()
+            | Shuffled()
+            | NominallyShuffled()
+        ):
             yield event, times
         case _:
             raise Unsupported(f"not an event: {event!r}")
@@ -167,7 +193,10 @@ def basis(event: Event) -> tuple[Unit, Neighbours]:
             case PureDP(unit=unit, neighbours=neighbours):
                 found.add((unit, neighbours))
             case (
-                PoissonSampled(event=inner) | SecretlySelected(event=inner) | Shuffled(event=inner)
+                PoissonSampled(event=inner)
+                | SecretlySelected(event=inner)
+                | Shuffled(event=inner)
+                | NominallyShuffled(event=inner)
             ):
                 found.add(basis(inner))
     if len(found) != 1:

@@ -63,7 +63,8 @@ def _arc_starts(mechanism: Staircase, bound: float, orders: Floats) -> Floats:
     linear = (orders == 1)[:, None]
     factor = np.where(linear, 1.0, (orders - 1)[:, None])
     rise = np.maximum(factor * np.diff(value, axis=1), 0.0)
-    at_left = np.where(linear, rise, np.expm1(np.minimum(rise, 700.0))) / width
+    with np.errstate(over="ignore"):  # a slope beyond floating point is steep all the same
+        at_left = np.where(linear, rise, np.expm1(np.minimum(rise, 700.0))) / width
     at_right = np.where(linear, rise, -np.expm1(-rise)) / width
     convex = np.any(at_left[:, 1:] > at_right[:, :-1] * (1 + 1e-9), axis=0)
     return np.append(0.0, kinks[1:-1][convex])

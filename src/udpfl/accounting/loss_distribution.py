@@ -238,7 +238,7 @@ class LossDistribution:
         for leaf, count in parts.items():
             inner, rate = _sampled_parts(leaf)
             curve, lost = _curve(inner, total, near)
-            self._allowance += count * lost
+            self._allowance += count * rate * lost  # unsampled records lose nothing
             curves.append((curve, rate, count))
         one_way = all(rate == 1 for _, rate, _ in curves)
         step = coarser * grid_step(near, total)
@@ -284,16 +284,12 @@ def _sampled_parts(leaf: Leaf) -> tuple[Release | PureDP, float]:
             )
 
 
-def supports(event: Event) -> str | None:
-    """None where this accountant applies, otherwise the reason why not."""
-    try:
-        for leaf in leaves(event):
-            inner, _ = _sampled_parts(leaf)
-            if isinstance(inner, Release):
-                _check_pair(inner)
-    except Unsupported as reason:
-        return str(reason)
-    return None
+def check(event: Event) -> None:
+    """Raise `Unsupported`, with the reason, where this accountant does not apply."""
+    for leaf in leaves(event):
+        inner, _ = _sampled_parts(leaf)
+        if isinstance(inner, Release):
+            _check_pair(inner)
 
 
 def epsilon(event: Event, delta: float) -> float:

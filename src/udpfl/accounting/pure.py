@@ -11,6 +11,7 @@ import math
 from udpfl.accounting.events import (
     Event,
     Leaf,
+    NominallyShuffled,
     PoissonSampled,
     PureDP,
     Release,
@@ -39,7 +40,7 @@ def _leaf(leaf: Leaf) -> float:
             return whole + math.log(rate + (1 - rate) * math.exp(-whole))
         case SecretlySelected(event=inner):
             return epsilon(inner)  # the unselected case may sit where neither neighbour has mass
-        case Shuffled(event=inner):
+        case Shuffled(event=inner) | NominallyShuffled(event=inner):
             return _leaf(inner)
 
 

@@ -16,6 +16,7 @@ from udpfl.accounting.conversion import delta_at, epsilon_at
 from udpfl.accounting.events import (
     Event,
     Leaf,
+    NominallyShuffled,
     PoissonSampled,
     PureDP,
     Release,
@@ -25,7 +26,7 @@ from udpfl.accounting.events import (
 )
 from udpfl.accounting.worst_case import worst_case
 from udpfl.errors import InvalidInput
-from udpfl.mechanisms import Gaussian
+from udpfl.mechanisms import Gaussian, Staircase
 from udpfl.mechanisms.arrays import Floats
 
 TOPS = (64, 1024, 16384)
@@ -62,7 +63,7 @@ def log_moments(release: Release, top: int) -> Floats:
     closed = isinstance(mechanism, Gaussian) or (
         mechanism.even_spread_is_worst and mechanism.one_coordinate_is_worst
     )
-    if closed or (norm == "linf" and mechanism.unimodal and hasattr(mechanism, "kinks")):
+    if closed or (norm == "linf" and isinstance(mechanism, Staircase)):
         knots = every[2:]
     else:
         knots = _knots(top)
@@ -122,6 +123,8 @@ def leaf_curve(leaf: Leaf, orders: Floats) -> Floats:
             return subsampling.secret_selection(orders, curve(inner, orders), probability)
         case Shuffled(inner):
             return shuffling.amplify(leaf, orders, leaf_curve(inner, orders))
+        case NominallyShuffled(inner, clients):
+            return shuffling.nominal(orders, leaf_curve(inner, orders), clients)
 
 
 def add_up(parts: Iterable[tuple[Leaf, int]], orders: Floats) -> Floats:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
+import numpy as np
+
 from udpfl.errors import InvalidInput
 from udpfl.mechanisms.base import positive
 
@@ -15,12 +17,13 @@ Norm = Literal["l1", "l2", "linf"]
 _LARGEST = 10**12
 
 
-def whole(name: str, value: int) -> None:
-    """Refuse what is not a whole number from 1 to 10^12."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+def whole(name: str, value: int) -> int:
+    """A whole number from 1 to 10^12 as a plain int, or an error."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
         raise InvalidInput(name, f"must be a whole number >= 1, got {value!r}")
     if value > _LARGEST:
         raise InvalidInput(name, f"must be at most 10^12, got {value!r}")
+    return int(value)
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Sensitivity:
         if not 1e-100 <= self.bound <= 1e100:
             raise InvalidInput("clip", f"must lie between 1e-100 and 1e100, got {self.bound!r}")
         if self.dimension is not None:
-            whole("dimension", self.dimension)
+            object.__setattr__(self, "dimension", whole("dimension", self.dimension))
 
     @property
     def coordinates(self) -> int:

@@ -8,7 +8,7 @@ replacing one client's whole input, and integer orders a >= 2 with a^4 e^{5 epsi
     RDP(a) <= log(1 + C(a,2) 4 (e^{epsilon_0} - 1)^2 / N) / (a-1).
 
 The paper this project implements prints the formula without any condition. It is false then: see
-`exact_randomised_response` and docs/mathematics.md, section 6.
+`exact_randomised_response` and docs/mathematics.md, section 7.
 """
 
 from __future__ import annotations

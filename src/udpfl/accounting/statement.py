@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from decimal import ROUND_CEILING, Decimal
 from typing import Any, Literal
 
 from udpfl.accounting.events import Neighbours, Unit
 
 Kind = Literal["guarantee", "nominal", "none"]
+
+
+def shown(epsilon: float) -> str:
+    """An epsilon for people: four digits, rounded up, so that what is printed holds as well."""
+    if not math.isfinite(epsilon) or epsilon == 0:
+        return f"{epsilon:g}"
+    unit = Decimal(1).scaleb(math.floor(math.log10(epsilon)) - 3)
+    rounded = Decimal(epsilon).quantize(unit, ROUND_CEILING)
+    return f"{float(rounded):.4g}"
 
 
 @dataclass(frozen=True)
@@ -40,12 +50,12 @@ class PrivacyStatement:
         relation = {"add-remove": "added or removed", "replace-one": "replaced"}[self.neighbours]
         if self.kind == "nominal":
             return (
-                f"nominal ε = {self.epsilon:.4g} (scalar accounting, not a privacy guarantee); "
-                f"the guarantee is ε = {self.vector_epsilon:.4g} at δ = {self.delta:g}, "
+                f"nominal ε = {shown(self.epsilon)} (scalar accounting, not a privacy guarantee); "
+                f"the guarantee is ε = {shown(self.vector_epsilon)} at δ = {self.delta:g}, "
                 f"one {self.unit} {relation}"
             )
         return (
-            f"(ε = {self.epsilon:.4g}, δ = {self.delta:g})-DP for one {self.unit} {relation}, "
+            f"(ε = {shown(self.epsilon)}, δ = {self.delta:g})-DP for one {self.unit} {relation}, "
             f"by the {self.accountant} accountant"
         )
 

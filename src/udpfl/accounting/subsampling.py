@@ -16,12 +16,13 @@ def poisson(orders: Floats, moments: Floats, rate: float) -> Floats:
     """Divergence at integer orders, from the log-moments of the unsampled release.
 
     `moments[k]` is (k-1) g(k), g(k) the divergence at order k = 0, 1, 2, ...; the first two vanish.
-    The noise must be symmetric: reflecting it swaps the two distributions, so removing a record
-    never leaks more than adding one, and the binomial sum
+    The noise must be symmetric: reflecting it swaps the two distributions, so the divergence of
+    the plain noise from the mixture never exceeds that of the mixture from the plain noise, which
+    is the binomial sum
 
         1 + sum_{k>=2} C(a,k) (1-q)^{a-k} q^k (e^{(k-1) g(k)} - 1)
 
-    is the whole moment. Written as an excess over 1 it stays accurate at tiny rates.
+    Written as an excess over 1 it stays accurate at tiny rates.
     """
     a = np.asarray(orders, dtype=np.float64)[:, None]
     k = np.arange(2.0, float(a.max()) + 1)[None, :]

@@ -67,5 +67,6 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _fail(message: str) -> int:
-    typer.echo("udpfl: error: " + " ".join(message.split()), err=True)
+    text = " ".join(message.split()).replace("Value error, ", "")
+    typer.echo(f"udpfl: error: {text}", err=True)
     return 2

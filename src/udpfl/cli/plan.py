@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from udpfl.accounting import Accountant, Accounting, Norm
+from udpfl.accounting.statement import shown
 from udpfl.errors import InvalidInput, Unsupported
 from udpfl.figures import dimensions
 from udpfl.harmonizer import Rank
@@ -29,7 +30,10 @@ def plan(
         typer.Option(help="One mechanism, 'auto' for the best, 'all' for the ranking."),
     ] = "auto",
     delta: Annotated[
-        float, typer.Option(help="Budget: delta of all releases together; 0 for pure DP.")
+        float,
+        typer.Option(
+            help="Budget: delta of all releases together; 0 for pure DP, whatever the accountant."
+        ),
     ] = 1e-5,
     sampling_rate: Annotated[
         float, typer.Option(help="Probability that a record takes part in a release.")
@@ -67,8 +71,9 @@ def plan(
 ) -> None:
     """Find the smallest noise that keeps a privacy budget, and the mechanism that needs least.
 
-    Example: udpfl plan --mechanism all --epsilon 8 --steps 300 --sampling-rate 0.05
-    --dimension 26010
+    Example:
+
+    udpfl plan --epsilon 8 --steps 300 --sampling-rate 0.05 --dimension 26010
     """
     options: dict[str, Any] = {
         "steps": steps,
@@ -86,7 +91,8 @@ def plan(
     try:
         rows = make_plan(mechanism, epsilon=epsilon, **options)
     except Unsupported as reason:
-        raise Unsupported(f"--mechanism {mechanism}: {reason}") from None
+        blame = "" if accountant == "best" else f"--accountant {accountant} with "
+        raise Unsupported(f"{blame}--mechanism {mechanism}: {reason}") from None
     if json_:
         typer.echo(json.dumps(rows.to_list(), indent=2))
     else:
@@ -95,12 +101,15 @@ def plan(
         from udpfl.figures import noise_figure
 
         with Console(stderr=True).status("calibrating every mechanism over a range of epsilon"):
-            noise_figure(plot, epsilon, options)
+            try:
+                noise_figure(plot, epsilon, options)
+            except OSError as error:
+                raise InvalidInput("plot", f"cannot write {plot}: {error.strerror}") from None
         typer.echo(f"wrote {plot}", err=True)
 
 
 def _check_plot(path: Path) -> None:
-    if path.suffix not in (".png", ".svg", ".pdf"):
+    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise InvalidInput("plot", f"the file must end in .png, .svg or .pdf, got {path.name!r}")
     if not path.parent.is_dir():
         raise InvalidInput("plot", f"there is no folder {str(path.parent)!r}")
@@ -125,17 +134,17 @@ def show(rows: Plan, console: Console) -> None:
     table.add_column("mean |noise|", justify="right")
     table.add_column("nominal ε" if nominal else "ε", justify="right")
     if nominal:
-        table.add_column("true ε (vector)", justify="right", style="bold red")
-    table.add_column("accountant")
+        table.add_column("guaranteed ε", justify="right", style="bold red")
+    table.add_column("by")
     for row in rows:
         if row.noise is None or row.statement is None:
             table.add_row("–", row.mechanism, "impossible", style="dim")
             continue
         statement = row.statement
         cells = [f"{row.noise.noise_std:.4g}", f"{row.noise.mean_abs:.4g}"]
-        cells.append(f"{statement.epsilon:.4g}")
+        cells.append(shown(statement.epsilon))
         if nominal:
-            cells.append(f"{statement.vector_epsilon:.4g}")
+            cells.append(shown(statement.vector_epsilon))
         table.add_row(str(row.rank), row.mechanism, *cells, statement.accountant)
     console.print(table)
     for row in rows:
@@ -144,10 +153,11 @@ def show(rows: Plan, console: Console) -> None:
     if nominal:
         console.print(
             "[bold red]Nominal: scalar accounting, not a privacy guarantee.[/] "
-            "The column 'true ε' is what really holds for the whole gradient."
+            "The column 'guaranteed ε' is what can be proved for the whole gradient."
         )
     elif rows.best.statement is not None:
         console.print(f"Guarantee: {rows.best.statement}.", highlight=False)
+    console.print("Noise is shown rounded; --json prints it in full.", style="dim")
 
 
 def _values(noise: Mechanism) -> str:

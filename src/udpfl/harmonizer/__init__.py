@@ -1,10 +1,11 @@
 """From budgets to noise: calibration, matching, mechanism choice, heterogeneous clients."""
 
 from udpfl.harmonizer.budget import Budget, rounds_left, would_exceed
-from udpfl.harmonizer.calibrate import Calibrated, Setting, calibrate
-from udpfl.harmonizer.choose import Choice, Rank, choose
+from udpfl.harmonizer.calibrate import Calibrated, Rank, calibrate
+from udpfl.harmonizer.choose import Choice, choose
 from udpfl.harmonizer.clients import Client, ClientPlan, harmonize
 from udpfl.harmonizer.match import match
+from udpfl.harmonizer.setting import Setting
 
 __all__ = [
     "Budget",

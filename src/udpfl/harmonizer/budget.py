@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from udpfl.accounting.accountant import Accountant, account, check_choices
 from udpfl.accounting.events import Composed, Event, Repeated
 from udpfl.errors import InvalidInput
+from udpfl.mechanisms.base import positive
 
 _MOST_ROUNDS = 1 << 24
 
@@ -20,8 +21,7 @@ class Budget:
     delta: float
 
     def __post_init__(self) -> None:
-        if not self.epsilon > 0:
-            raise InvalidInput("epsilon", f"must be above 0, got {self.epsilon!r}")
+        positive("epsilon", self.epsilon)
         check_choices(self.delta, "best", "vector")
 
 
@@ -32,6 +32,8 @@ def would_exceed(
 
     The whole history is accounted at once: epsilons of separate events are never added up.
     """
+    if not isinstance(history, Iterable):
+        raise InvalidInput("history", "must be a list of events")
     total = Composed([*history, next_event])
     return not account(total, budget.delta, accountant).epsilon <= budget.epsilon
 
@@ -40,7 +42,7 @@ def rounds_left(
     history: Iterable[Event], round_event: Event, budget: Budget, accountant: Accountant = "best"
 ) -> int:
     """How many more times `round_event` fits into the budget after `history`."""
-    past = list(history)
+    past = list(history) if isinstance(history, Iterable) else history
 
     def fits(count: int) -> bool:
         return not would_exceed(past, Repeated(round_event, count), budget, accountant)

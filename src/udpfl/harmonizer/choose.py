@@ -6,13 +6,12 @@ import logging
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 from udpfl.errors import Infeasible, InvalidInput, Unsupported
-from udpfl.harmonizer.calibrate import Calibrated, Setting, calibrate
+from udpfl.harmonizer.calibrate import Calibrated, Rank, calibrate
+from udpfl.harmonizer.setting import Setting
 from udpfl.mechanisms import BUILT_IN, Mechanism
-
-Rank = Literal["l2", "l1"]
 
 log = logging.getLogger(__name__)
 
@@ -55,19 +54,25 @@ def choose(
             choices.append(Choice(name, None, str(reason)))
     choices.sort(key=lambda choice: choice.error(rank))
     best = choices[0]
-    return [_explained(choice, best, setting, rank) for choice in choices]
+    alone = len(choices) == 1
+    return [_explained(choice, best, setting, rank, alone) for choice in choices]
 
 
-def _explained(choice: Choice, best: Choice, setting: Setting, rank: Rank) -> Choice:
+def _explained(choice: Choice, best: Choice, setting: Setting, rank: Rank, alone: bool) -> Choice:
     if choice.calibrated is None or best.calibrated is None:
         return choice
     measure = "standard deviation" if rank == "l2" else "mean absolute noise"
-    if choice is best:
+    if alone:
+        text = _reason(choice.name, setting)
+    elif choice is best:
         text = f"least {measure} for this release. {_reason(choice.name, setting)}"
     else:
         extra = choice.error(rank) / best.error(rank) - 1
         more = f"{extra:.1%} more" if extra >= 5e-4 else "practically the same"
         text = f"{more} {measure} {'than' if extra >= 5e-4 else 'as'} {best.name}. "
+        mine, other = (c.calibrated.statement.accountant for c in (choice, best) if c.calibrated)
+        if mine != other:
+            text = text[:-2] + f", in part because {other} is a tighter accountant than {mine}. "
         text += _reason(choice.name, setting)
     return Choice(choice.name, choice.calibrated, text)
 
@@ -82,15 +87,17 @@ def _reason(name: str, setting: Setting) -> str:
         if sensitivity.norm == "linf":
             return "Its cost grows with the l2 norm, the square root of the dimension under linf."
         return "Its cost depends on the l2 norm alone, whatever the dimension."
+    if name not in BUILT_IN:
+        return "Accounted numerically for the worst gradient."
     if sensitivity.dimension == 1:
-        return "In one dimension bounded privacy loss pays at moderate and large epsilon."
+        return "In one dimension its bounded privacy loss pays from a moderate epsilon on."
+    if sensitivity.norm == "linf":
+        return "Under linf every coordinate may move by the whole clip at once."
     if sensitivity.norm == "l1":
         return "Under l1 the worst gradient is a single coordinate, so the dimension is free."
     if name == "laplace":
         return (
             "Against a gradient spread over many coordinates it needs up to 1.41 x the standard "
-            "deviation of Gaussian noise, and no tighter accounting than rdp is known for it."
+            "deviation of Gaussian noise under the same accountant."
         )
-    if name == "staircase":
-        return "Its jumps force a period below the shift of one coordinate, close to Laplace."
-    return "Accounted numerically for the worst gradient."
+    return "Its jumps force a period below the shift of one coordinate, close to Laplace."

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from udpfl.errors import InvalidInput, Unsupported
-from udpfl.harmonizer.calibrate import Calibrated, Setting, calibrate
-from udpfl.harmonizer.choose import Rank, choose
+from udpfl.harmonizer.calibrate import Calibrated, Rank, calibrate
+from udpfl.harmonizer.choose import choose
+from udpfl.harmonizer.setting import Setting
 from udpfl.mechanisms import Mechanism
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from udpfl.accounting.sensitivity import Sensitivity
 from udpfl.accounting.worst_case import worst_case
 from udpfl.errors import InvalidInput
-from udpfl.harmonizer.calibrate import Family, least_root, named_family
+from udpfl.harmonizer.levels import least_root, named_family, scalings
 from udpfl.mechanisms import Gaussian, Mechanism
 
 ORDERS = np.arange(1.0, 1025.0)
@@ -28,9 +28,11 @@ def match(mechanism: str | Mechanism, reference: Gaussian, sensitivity: Sensitiv
     if isinstance(mechanism, str):
         family = named_family(mechanism, sensitivity.bound)
     elif isinstance(mechanism, Mechanism):
-        family = _scalings(mechanism, sensitivity.bound)
+        family = scalings(mechanism, sensitivity.bound)
     else:
         raise InvalidInput("mechanism", f"must be a name or a mechanism, got {mechanism!r}")
+    if not isinstance(reference, Gaussian):
+        raise InvalidInput("reference", f"must be a Gaussian, got {reference!r}")
     allowed = worst_case(reference, sensitivity, ORDERS)
 
     def excess(level: float) -> float:
@@ -43,7 +45,3 @@ def match(mechanism: str | Mechanism, reference: Gaussian, sensitivity: Sensitiv
 
     start = reference.std / sensitivity.bound
     return family(least_root(excess, start, 1e-6, slope=-2.0))
-
-
-def _scalings(mechanism: Mechanism, clip: float) -> Family:
-    return mechanism.scaled(clip / mechanism.noise_std).scaled

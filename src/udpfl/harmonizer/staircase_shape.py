@@ -15,7 +15,8 @@ from scipy.optimize import minimize_scalar
 
 from udpfl.accounting.sensitivity import Sensitivity
 from udpfl.errors import Infeasible
-from udpfl.harmonizer.calibrate import Family, Setting, by_rdp, named_family
+from udpfl.harmonizer.levels import Family, by_rdp, named_family
+from udpfl.harmonizer.setting import Setting
 from udpfl.mechanisms import Staircase
 from udpfl.mechanisms.staircase import LARGEST_DECAY
 

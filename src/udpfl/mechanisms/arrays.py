@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
+from udpfl.errors import InvalidInput
+
 Floats = NDArray[np.float64]
 
 
@@ -48,6 +50,8 @@ def tail_and_sign(words: Any, dtype: Any) -> tuple[Any, Any]:
     relative precision even in float32, so tails far beyond 1e-12 occur with the right frequency.
     """
     xp = namespace(words)
+    if words.dtype != xp.int64:
+        raise InvalidInput("words", f"must be signed 64-bit integers, got {words.dtype}")
     signed = words.to(dtype) if is_torch(words) else words.astype(dtype)
     signed = signed + 0.5  # the words w and -1 - w become exact opposites, and zero cannot occur
     sign = xp.where(words < 0, -xp.ones_like(signed), xp.ones_like(signed))

@@ -43,6 +43,11 @@ class Mechanism(ABC):
     one_coordinate_is_worst: ClassVar[bool] = False
     """D(s) is convex in s at every order: under l1 the worst gradient is a single coordinate."""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "name" not in vars(cls):
+            cls.name = cls.__name__.lower()
+
     def __post_init__(self) -> None:
         # Plain floats: a numpy scalar would silently turn float32 noise into float64.
         for field in fields(self):
@@ -106,6 +111,8 @@ class Mechanism(ABC):
         24 bits only: use `from_bits` to draw float32 noise with far tails on both sides.
         """
         xp = namespace(u)
+        if not xp.all((u >= 0) & (u <= 1)):
+            raise InvalidInput("u", "uniform draws must lie between 0 and 1")
         lower = u < 0.5
         tail = 2 * xp.where(lower, u, 1 - u)
         tiny = 2.0**-64

@@ -1,0 +1,148 @@
+"""The smallest noise level of a one-parameter family that keeps a budget."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+
+from udpfl.accounting import loss_distribution, pure, rdp
+from udpfl.errors import Infeasible, InvalidInput, Unsupported
+from udpfl.harmonizer.setting import Setting
+from udpfl.mechanisms import Gaussian, Laplace, Mechanism, Staircase
+from udpfl.mechanisms.staircase import LARGEST_DECAY
+
+log = logging.getLogger(__name__)
+
+Family = Callable[[float], Mechanism]
+"""A mechanism for every noise level: more noise for a larger argument."""
+
+_TOLERANCE = 1e-4  # of the noise level, on the private side
+
+
+def named_family(name: str, clip: float) -> Family:
+    """The built-in mechanisms by name; a level is roughly the standard deviation over the clip."""
+    match name:
+        case "gaussian":
+            return lambda level: Gaussian(level * clip)
+        case "laplace":
+            return lambda level: Laplace(level * clip / math.sqrt(2))
+        case "staircase":
+            return lambda level: Staircase(min(math.sqrt(2) / level, LARGEST_DECAY), clip)
+    raise InvalidInput("mechanism", f"must be gaussian, laplace or staircase, got {name!r}")
+
+
+def scalings(mechanism: Mechanism, clip: float) -> Family:
+    """All scalings of one mechanism; level 1 has standard deviation `clip`."""
+    return mechanism.scaled(clip / mechanism.noise_std).scaled
+
+
+def least_level(family: Family, setting: Setting) -> float:
+    """The smallest noise level over the accountants that may answer."""
+    if setting.delta == 0:
+        return _by_pure(family, setting)
+    if setting.accountant == "rdp":
+        return by_rdp(family, setting)
+    if setting.accountant == "pld":
+        return _by_loss(family, setting)
+    levels, refusals = [], []
+    for search in (by_rdp, _by_loss, _by_pure):
+        try:
+            levels.append(search(family, setting))
+        except (Unsupported, Infeasible) as refusal:
+            log.debug("%s: %s", search.__name__, refusal)
+            refusals.append(refusal)
+    if not levels:
+        raise refusals[0]
+    return min(levels)
+
+
+def by_rdp(
+    family: Family, setting: Setting, tolerance: float = _TOLERANCE, guess: float | None = None
+) -> float:
+    """The smallest level by the Rényi accountant."""
+
+    def excess(level: float) -> float:
+        value = rdp.epsilon(setting.accounted_event(family(level)), setting.delta)
+        return _log_ratio(value, setting.epsilon)
+
+    if guess is None:  # many releases behave like one Gaussian of this size
+        spread = setting.releases * setting.rate**2 * 2 * math.log(1 / setting.delta)
+        guess = math.sqrt(spread) / setting.epsilon + 0.3
+    return least_root(excess, guess, tolerance)
+
+
+def _by_pure(family: Family, setting: Setting) -> float:
+    def excess(level: float) -> float:
+        value = pure.epsilon(setting.accounted_event(family(level)))
+        return _log_ratio(value, setting.epsilon)
+
+    return least_root(excess, 1 / setting.epsilon, 1e-9)
+
+
+def _by_loss(family: Family, setting: Setting) -> float:
+    """The smallest level by loss distributions: a coarse search, then a fine correction."""
+    if setting.delta < loss_distribution.SMALLEST_DELTA:
+        raise Unsupported(
+            f"loss distributions need delta >= {loss_distribution.SMALLEST_DELTA:g}; use rdp"
+        )
+    loss_distribution.check(setting.accounted_event(family(1.0)))
+    try:
+        start = 0.94 * by_rdp(family, setting, tolerance=1e-2)
+    except Infeasible:  # bounded noise has no Rényi divergence and may still have a loss
+        start = 1.0
+
+    def excess_on(coarser: float) -> Callable[[float], float]:
+        def excess(level: float) -> float:
+            event = setting.accounted_event(family(level))
+            if coarser > 1:
+                losses = loss_distribution.LossDistribution(event, coarser, both_ways=False)
+            else:
+                losses = loss_distribution.composed_loss(event)
+            return max(-30.0, math.log(max(losses.delta(setting.epsilon), 1e-300) / setting.delta))
+
+        return excess
+
+    coarse = least_root(excess_on(4.0), start, 1e-3, slope=-20.0)
+    return least_root(excess_on(1.0), coarse * 0.999, _TOLERANCE, slope=-20.0)
+
+
+def _log_ratio(value: float, target: float) -> float:
+    """log(value / target), bounded so that searches see numbers only."""
+    if value <= 0:
+        return -30.0
+    return min(30.0, max(-30.0, math.log(value / target))) if math.isfinite(value) else 30.0
+
+
+def least_root(
+    excess: Callable[[float], float], guess: float, tolerance: float, slope: float = -1.0
+) -> float:
+    """The smallest level with excess <= 0, for a decreasing excess, from above to `tolerance`.
+
+    Secant steps in the logarithm of the level, each aimed half a tolerance to the private side and
+    kept inside the bracket once there is one. `slope` is a first idea of d excess / d log level.
+    """
+    x, y = math.log(guess), excess(guess)
+    low, high = -math.inf, math.inf  # excess is above 0 at `low`, at or below 0 at `high`
+    for _ in range(100):
+        if y <= 0:
+            high = min(high, x)
+        else:
+            low = max(low, x)
+        # Done once the bracket, or the slope seen so far, says that the root is this close.
+        if high - low <= tolerance or (x == high and y >= slope * tolerance):
+            return math.exp(high)
+        step = max(-2.0, min(2.0, -y / slope)) + tolerance / 2
+        target = x + step
+        if not low < target < high:
+            bracketed = math.isfinite(low) and math.isfinite(high)
+            target = (low + high) / 2 if bracketed else x + math.copysign(0.5, y)
+        if target > 60:
+            raise Infeasible("no amount of noise of this shape meets the budget")
+        if target < -60:
+            raise Infeasible("this budget is so large that any noise of this shape meets it")
+        before = x, y
+        x, y = target, excess(math.exp(target))
+        if y != before[1] and abs(y) < 30:
+            slope = min(-0.05, (y - before[1]) / (x - before[0]))
+    return math.exp(high)

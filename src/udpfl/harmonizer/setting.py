@@ -1,0 +1,55 @@
+"""What is going to be released, how often, and what it may cost."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from udpfl.accounting import loss_distribution
+from udpfl.accounting.accountant import Accountant, Accounting, as_scalar, check_choices
+from udpfl.accounting.events import Event, PoissonSampled, Release, Repeated, Unit
+from udpfl.accounting.sensitivity import Sensitivity
+from udpfl.errors import InvalidInput
+from udpfl.mechanisms import Gaussian, Mechanism
+from udpfl.mechanisms.base import positive
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is going to be released, how often, and what it may cost."""
+
+    epsilon: float
+    delta: float
+    releases: int
+    sensitivity: Sensitivity
+    rate: float = 1.0
+    unit: Unit = "record"
+    accountant: Accountant = "best"
+    accounting: Accounting = "vector"
+
+    def __post_init__(self) -> None:
+        positive("epsilon", self.epsilon)
+        check_choices(self.delta, self.accountant, self.accounting)
+        self.event(Gaussian(1.0))  # checks rate and releases
+        if self.accountant == "pld" and 0 < self.delta < loss_distribution.SMALLEST_DELTA:
+            raise InvalidInput(
+                "delta", f"the pld accountant needs {loss_distribution.SMALLEST_DELTA:g} or more"
+            )
+        if self.rate < 1 and self.delta > 0:
+            ever_used = -math.expm1(self.releases * math.log1p(-self.rate))
+            if self.delta >= ever_used:
+                raise InvalidInput(
+                    "delta",
+                    f"{self.delta:g} is at least the probability {ever_used:.3g} that a record is "
+                    "ever used, so it permits publishing records outright; choose a smaller one",
+                )
+
+    def event(self, mechanism: Mechanism) -> Event:
+        """All releases with this noise."""
+        release = Release(mechanism, self.sensitivity, self.unit)
+        return Repeated(PoissonSampled(self.rate, release), self.releases)
+
+    def accounted_event(self, mechanism: Mechanism) -> Event:
+        """The event as the chosen accounting reads it."""
+        event = self.event(mechanism)
+        return event if self.accounting == "vector" else as_scalar(event)
