@@ -35,6 +35,7 @@ from udpfl import (
 )
 from udpfl.accounting.worst_case import worst_case
 from udpfl.harmonizer.calibrate import calibrate_family
+from udpfl.harmonizer.levels import least_root
 
 D = 26_010
 
@@ -191,6 +192,19 @@ class TestCalibrate:
             laplace = calibrate("laplace", setting(4, 10**6)).mechanism.noise_std
             if dimension > 1:  # Fisher information between Gaussian's and Laplace's
                 assert gaussian < found.mechanism.noise_std < laplace
+
+    def test_the_search_ends_on_the_private_side_or_not_at_all(self):
+        for excess in (lambda _: 1e-7, lambda _: math.nan, lambda _: 30.0):
+            with pytest.raises(Infeasible):
+                least_root(excess, 1.0, 1e-4)
+        with pytest.raises(Infeasible, match="so large"):
+            least_root(lambda _: -1.0, 1.0, 1e-4)
+        for root in (1e-9, 0.3, 7.0, 1e9):
+            for guess in (1e-3, 1.0, 1e6):
+                found = least_root(lambda x, r=root: math.tanh(math.log(r / x)), guess, 1e-4)
+                assert root <= found <= root * 1.001
+                jump = least_root(lambda x, r=root: 1.0 if x < r else -1.0, guess, 1e-4)
+                assert root <= jump <= root * 1.001
 
     def test_a_density_that_is_not_unimodal_is_accounted_but_by_rdp_only(self):
         found = calibrate(TwoHumps(1.0), setting(4, 3, "best"))

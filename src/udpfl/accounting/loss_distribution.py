@@ -253,8 +253,8 @@ class LossDistribution:
 
     def delta(self, epsilon: float) -> float:
         """The delta that goes with `epsilon`, rounding allowance included."""
-        worst = max(float(pmf.get_delta_for_epsilon(epsilon)) for pmf in self._pmfs)
-        return min(1.0, worst + self._allowance)
+        answers = [float(pmf.get_delta_for_epsilon(epsilon)) for pmf in self._pmfs]
+        return min(1.0, max(answers) + self._allowance) if all(a <= 2 for a in answers) else 1.0
 
     def epsilon(self, delta: float) -> float:
         """The epsilon that goes with `delta`, rounding allowance included."""

@@ -15,7 +15,7 @@ from typing import Literal, get_args
 from udpfl.accounting.accountant import account
 from udpfl.accounting.events import Event
 from udpfl.accounting.statement import PrivacyStatement
-from udpfl.errors import InvalidInput
+from udpfl.errors import Infeasible, InvalidInput
 from udpfl.harmonizer.levels import Family, least_level, named_family, scalings
 from udpfl.harmonizer.setting import Setting
 from udpfl.harmonizer.staircase_shape import best_staircase
@@ -63,8 +63,12 @@ def calibrate(mechanism: str | Mechanism, setting: Setting, rank: Rank = "l2") -
 def calibrate_family(family: Family, setting: Setting) -> Calibrated:
     """The smallest level of a one-parameter family of noises that keeps the budget."""
     level = least_level(family, setting)
-    mechanism = family(level)
-    statement = account(
-        setting.event(mechanism), setting.delta, setting.accountant, setting.accounting
-    )
-    return Calibrated(mechanism, setting, statement)
+    for _ in range(5):
+        mechanism = family(level)
+        statement = account(
+            setting.event(mechanism), setting.delta, setting.accountant, setting.accounting
+        )
+        if statement.epsilon <= setting.epsilon:
+            return Calibrated(mechanism, setting, statement)
+        level *= 1 + 1e-4  # the last digit of a search may fall on the wrong side
+    raise Infeasible(f"calibration ended at {statement}, above the budget")

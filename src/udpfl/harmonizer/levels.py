@@ -120,11 +120,13 @@ def least_root(
     """The smallest level with excess <= 0, for a decreasing excess, from above to `tolerance`.
 
     Secant steps in the logarithm of the level, each aimed half a tolerance to the private side and
-    kept inside the bracket once there is one. `slope` is a first idea of d excess / d log level.
+    kept inside the bracket once there is one; until then they grow, so that no plateau stalls the
+    search. `slope` is a first idea of d excess / d log level. What is not a number is not private.
     """
     x, y = math.log(guess), excess(guess)
     low, high = -math.inf, math.inf  # excess is above 0 at `low`, at or below 0 at `high`
-    for _ in range(100):
+    least_step = tolerance
+    for _ in range(200):
         if y <= 0:
             high = min(high, x)
         else:
@@ -132,11 +134,12 @@ def least_root(
         # Done once the bracket, or the slope seen so far, says that the root is this close.
         if high - low <= tolerance or (x == high and y >= slope * tolerance):
             return math.exp(high)
-        step = max(-2.0, min(2.0, -y / slope)) + tolerance / 2
-        target = x + step
-        if not low < target < high:
-            bracketed = math.isfinite(low) and math.isfinite(high)
-            target = (low + high) / 2 if bracketed else x + math.copysign(0.5, y)
+        size = min(max(abs(y / slope), least_step), 4.0) if abs(y) < 30 else 2.0
+        target = x + tolerance / 2 + (-size if y <= 0 else size)
+        if math.isinf(low) or math.isinf(high):
+            least_step *= 4
+        elif not low < target < high:
+            target = (low + high) / 2
         if target > 60:
             raise Infeasible("no amount of noise of this shape meets the budget")
         if target < -60:
@@ -145,4 +148,6 @@ def least_root(
         x, y = target, excess(math.exp(target))
         if y != before[1] and abs(y) < 30:
             slope = min(-0.05, (y - before[1]) / (x - before[0]))
+    if math.isinf(high):
+        raise Infeasible("the search for enough noise did not end")
     return math.exp(high)

@@ -22,8 +22,8 @@ def match(mechanism: str | Mechanism, reference: Gaussian, sensitivity: Sensitiv
 
     Both sides are worst cases over all gradients that `sensitivity` allows. What holds for one
     release holds for any number of them, sampled or not: both accountings only ever add and mix
-    these divergences. A mechanism given by name keeps period = clip for Staircase; hand in an
-    instance to keep its own shape and adjust its scale.
+    these divergences. Staircase by name has period = clip; hand in an instance to keep its own
+    shape and adjust its scale.
     """
     if isinstance(mechanism, str):
         family = named_family(mechanism, sensitivity.bound)

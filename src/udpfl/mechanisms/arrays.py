@@ -52,6 +52,8 @@ def tail_and_sign(words: Any, dtype: Any) -> tuple[Any, Any]:
     xp = namespace(words)
     if words.dtype != xp.int64:
         raise InvalidInput("words", f"must be signed 64-bit integers, got {words.dtype}")
+    if xp.finfo(dtype).bits < 32:
+        raise InvalidInput("dtype", f"noise needs float32 or better, got {dtype}")
     signed = words.to(dtype) if is_torch(words) else words.astype(dtype)
     signed = signed + 0.5  # the words w and -1 - w become exact opposites, and zero cannot occur
     sign = xp.where(words < 0, -xp.ones_like(signed), xp.ones_like(signed))

@@ -44,7 +44,7 @@ class Gaussian(Mechanism):
 
     def renyi(self, order: ArrayLike, shift: ArrayLike) -> Floats:
         ratio = np.asarray(shift, dtype=np.float64) / self.std
-        with np.errstate(invalid="ignore"):  # inf * 0: no shift, no divergence
+        with np.errstate(invalid="ignore", over="ignore"):  # inf * 0: no shift, no divergence
             result = np.asarray(order, dtype=np.float64) * ratio**2 / 2
         return np.where(ratio == 0, 0.0, result)
 

@@ -15,8 +15,11 @@ from udpfl.mechanisms.base import Mechanism, positive
 
 def _expm1_minus(z: Floats) -> Floats:
     """e^z - 1 - z without cancellation near zero."""
-    series = z * z / 2 * (1 + z / 3 * (1 + z / 4 * (1 + z / 5 * (1 + z / 6 * (1 + z / 7)))))
-    return np.where(np.abs(z) < 0.02, series, np.expm1(z) - z)
+    z = np.asarray(z)
+    near = np.where(np.abs(z) < 0.02, z, 0.0)
+    series = near * near / 2 * (1 + z / 3 * (1 + z / 4 * (1 + z / 5 * (1 + z / 6 * (1 + z / 7)))))
+    with np.errstate(over="ignore"):
+        return np.where(np.abs(z) < 0.02, series, np.expm1(z) - z)
 
 
 @dataclass(frozen=True)
