@@ -416,6 +416,15 @@ class TestBudget:
             Budget(1.0, 1.0)
 
 
+@pytest.mark.parametrize(
+    ("steps", "scale", "expected"),
+    [(1, 1.0, 4.73), (1, 0.5, 10.7), (10, 9.9, 1.32), (10, 2.49, 6.23), (100, 11.2, 4.16)],
+)
+def test_what_scalar_laplace_noise_really_costs_in_high_dimension(steps, scale, expected):
+    event = Repeated(Release(Laplace(scale), Sensitivity(1.0, "l2", 10**9)), steps)
+    assert account(event, 1e-5, "rdp").epsilon == pytest.approx(expected, rel=0.01)
+
+
 def test_a_long_schedule_of_laplace_noise_never_reports_less_than_pure_composition_allows():
     event = Repeated(Release(Laplace(50.0), Sensitivity(1.0, "l1", 10)), 100)
     statement = account(event, 1e-6)

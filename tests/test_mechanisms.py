@@ -237,6 +237,13 @@ def test_expected_size_check_values():
     assert Laplace(0.4).mean_abs == 0.4
 
 
+@pytest.mark.parametrize(("decay", "ratio"), [(0.1, 2.0), (1, 2.09), (4, 3.84), (8, 19.5)])
+def test_the_squared_mean_size_is_not_the_variance(decay, ratio):
+    """The paper's convergence bound uses (E|x|)^2 where the variance belongs."""
+    noise = Staircase(decay, 1.0)
+    assert noise.variance / noise.mean_abs**2 == pytest.approx(ratio, rel=5e-3)
+
+
 @given(decay=st.floats(0.05, 5), split=st.floats(0, 1))
 def test_staircase_moments_against_the_density(decay, split):
     noise = Staircase(decay, 1.0, split)

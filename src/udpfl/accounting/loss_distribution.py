@@ -111,8 +111,7 @@ def _product(single: Curve, dimension: int, releases: int, near: float) -> tuple
     the curve and handed back as mass of infinite loss instead.
     """
     step = grid_step(near / math.sqrt(releases), dimension)
-    both = lambda eps: _both_signs(single, eps)  # noqa: E731
-    pmf = _self_compose(_pmf(both, step, dimension), dimension)
+    pmf = _self_compose(_pmf(_sampled(single, 1.0, adding=False), step, dimension), dimension)
     probs = np.maximum(np.asarray(pmf._probs), 0.0)
     losses = (pmf._lower_loss + np.arange(probs.size)) * step
     above_p = np.append(np.cumsum(probs[::-1])[::-1], 0.0)
