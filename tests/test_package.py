@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -64,7 +66,26 @@ def test_one_exception_hierarchy():
         raise errors.MissingExtra("torch", "train")
 
 
-def test_the_readme_example_runs():
+def readme_blocks() -> list[str]:
+    text = (Path(__file__).parent.parent / "README.md").read_text()
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+@pytest.mark.parametrize("number", range(len(readme_blocks())))
+def test_every_python_block_of_the_readme_runs(number):
+    done = python(readme_blocks()[number])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_every_link_in_the_docs_leads_somewhere():
+    root = Path(__file__).parent.parent
+    for page in (root / "README.md", *sorted((root / "docs").glob("*.md"))):
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_ten_lines_say_what_they_said():
     plan = udpfl.plan("all", epsilon=8, steps=300, sampling_rate=0.05, dimension=26_010)
     assert plan.best.mechanism == "gaussian"
     assert plan.best.statement.kind == "guarantee"
