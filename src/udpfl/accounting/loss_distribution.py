@@ -236,7 +236,7 @@ class LossDistribution:
         curves: list[tuple[Curve, float, int]] = []
         for leaf, count in parts.items():
             inner, rate = _sampled_parts(leaf)
-            curve, lost = _curve(inner, total, near)
+            curve, lost = _curve(inner, total, coarser * near)
             self._allowance += count * rate * lost  # unsampled records lose nothing
             curves.append((curve, rate, count))
         one_way = all(rate == 1 for _, rate, _ in curves)
