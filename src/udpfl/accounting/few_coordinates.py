@@ -51,8 +51,8 @@ def fewer_at_once(
         ]
     )
     totals = np.tensordot(ways.astype(np.float64), best, axes=1) + slope * budget
-    bound = totals.min(axis=2).max(axis=0)
-    return np.where(np.isfinite(coarse), np.minimum(coarse, bound), coarse)
+    worst = totals.min(axis=2).max(axis=0)
+    return np.where(np.isfinite(coarse), np.minimum(coarse, worst), coarse)
 
 
 def _arc_starts(mechanism: Staircase, bound: float, orders: Floats) -> Floats:
