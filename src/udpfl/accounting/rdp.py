@@ -60,9 +60,7 @@ def log_moments(release: Release, top: int) -> Floats:
     """
     every = np.arange(0.0, top + 1)
     mechanism, norm = release.mechanism, release.sensitivity.norm
-    closed = isinstance(mechanism, Gaussian) or (
-        mechanism.even_spread_is_worst and mechanism.one_coordinate_is_worst
-    )
+    closed = mechanism.even_spread_is_worst and mechanism.one_coordinate_is_worst
     if closed or (norm == "linf" and isinstance(mechanism, Staircase)):
         knots = every[2:]
     else:

@@ -106,13 +106,3 @@ def nominal(orders: Floats, divergence: Floats, clients: int) -> Floats:
         if claimed >= float(exact_randomised_response(here, float(gamma), clients)[0]):
             result[i] = min(gamma, claimed)
     return result
-
-
-__all__ = [
-    "amplify",
-    "conditions_missing",
-    "exact_randomised_response",
-    "nominal",
-    "paper_lower",
-    "paper_upper",
-]

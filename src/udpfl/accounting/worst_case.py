@@ -95,7 +95,7 @@ def _cells(mechanism: Mechanism, shifts: Floats, orders: Floats) -> Floats:
     # |log p(x - s) - log p(x - t)| <= rate |s - t| carries over to the divergence.
     lipschitz = (value[:, :-1] + value[:, 1:] + rate * np.diff(shifts)) / 2
     # ... and a loss of at most rate * s is (rate s)^2 / 2 zero-concentrated (Bun and Steinke 2016).
-    concentrated = np.where(np.isinf(orders), np.inf, orders)[:, None] * (rate * shifts[1:]) ** 2
+    concentrated = orders[:, None] * (rate * shifts[1:]) ** 2
     return np.minimum(lipschitz, concentrated / 2)
 
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from udpfl.accounting import Accountant, Accounting, Norm
 from udpfl.accounting.statement import shown
 from udpfl.errors import InvalidInput, Unsupported
-from udpfl.figures import dimensions
+from udpfl.figures import dimensions, noise_figure
 from udpfl.harmonizer import Rank
 from udpfl.mechanisms import Mechanism
 from udpfl.planning import Plan
@@ -98,8 +98,6 @@ def plan(
     else:
         show(rows, Console())
     if plot is not None:
-        from udpfl.figures import noise_figure
-
         with Console(stderr=True).status("calibrating every mechanism over a range of epsilon"):
             try:
                 noise_figure(plot, epsilon, options)

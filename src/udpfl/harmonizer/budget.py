@@ -32,9 +32,7 @@ def would_exceed(
 
     The whole history is accounted at once: epsilons of separate events are never added up.
     """
-    if not isinstance(history, Iterable):
-        raise InvalidInput("history", "must be a list of events")
-    total = Composed([*history, next_event])
+    total = Composed([*_listed(history), next_event])
     return not account(total, budget.delta, accountant).epsilon <= budget.epsilon
 
 
@@ -42,7 +40,7 @@ def rounds_left(
     history: Iterable[Event], round_event: Event, budget: Budget, accountant: Accountant = "best"
 ) -> int:
     """How many more times `round_event` fits into the budget after `history`."""
-    past = list(history) if isinstance(history, Iterable) else history
+    past = _listed(history)
 
     def fits(count: int) -> bool:
         return not would_exceed(past, Repeated(round_event, count), budget, accountant)
@@ -58,3 +56,9 @@ def rounds_left(
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
+
+
+def _listed(history: Iterable[Event]) -> list[Event]:
+    if not isinstance(history, Iterable):
+        raise InvalidInput("history", "must be a list of events")
+    return list(history)

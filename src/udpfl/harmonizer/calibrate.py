@@ -1,7 +1,7 @@
 """The smallest noise that keeps a budget.
 
 Guarantee: the returned noise is on the private side. Its own statement, computed by the accountant
-it names, has epsilon at or below the target; 0.02 % less noise of the same shape would not.
+it names, has epsilon at or below the target; 0.1 % less noise of the same shape would not.
 
 (The paper's Algorithm "Rényi Accountant" says to *lower* the noise when the budget is exceeded and
 so never finds it; see docs/mathematics.md, section 8.)
@@ -16,7 +16,7 @@ from udpfl.accounting.accountant import account
 from udpfl.accounting.events import Event
 from udpfl.accounting.statement import PrivacyStatement
 from udpfl.errors import Infeasible, InvalidInput
-from udpfl.harmonizer.levels import Family, least_level, named_family, scalings
+from udpfl.harmonizer.levels import Family, family_of, least_level
 from udpfl.harmonizer.setting import Setting
 from udpfl.harmonizer.staircase_shape import best_staircase
 from udpfl.mechanisms import Mechanism
@@ -49,15 +49,9 @@ def calibrate(mechanism: str | Mechanism, setting: Setting, rank: Rank = "l2") -
     """
     if rank not in get_args(Rank):
         raise InvalidInput("rank", f"must be l2 or l1, got {rank!r}")
-    if isinstance(mechanism, str):
-        if mechanism == "staircase" and setting.accounting == "vector":
-            return calibrate_family(best_staircase(setting, rank), setting)
-        family = named_family(mechanism, setting.sensitivity.bound)
-    elif isinstance(mechanism, Mechanism):
-        family = scalings(mechanism, setting.sensitivity.bound)
-    else:
-        raise InvalidInput("mechanism", f"must be a name or a mechanism, got {mechanism!r}")
-    return calibrate_family(family, setting)
+    if mechanism == "staircase" and setting.accounting == "vector":
+        return calibrate_family(best_staircase(setting, rank), setting)
+    return calibrate_family(family_of(mechanism, setting.sensitivity.bound), setting)
 
 
 def calibrate_family(family: Family, setting: Setting) -> Calibrated:

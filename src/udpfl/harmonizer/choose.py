@@ -6,9 +6,8 @@ import logging
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import get_args
 
-from udpfl.errors import Infeasible, InvalidInput, Unsupported
+from udpfl.errors import Infeasible, Unsupported
 from udpfl.harmonizer.calibrate import Calibrated, Rank, calibrate
 from udpfl.harmonizer.setting import Setting
 from udpfl.mechanisms import BUILT_IN, Mechanism
@@ -42,8 +41,6 @@ def choose(
     Every coordinate gets the same noise, so ranking by one coordinate's error ranks by the expected
     l1 or squared l2 error of the whole release.
     """
-    if rank not in get_args(Rank):
-        raise InvalidInput("rank", f"must be l2 or l1, got {rank!r}")
     choices = []
     for mechanism in mechanisms:
         name = mechanism if isinstance(mechanism, str) else mechanism.name

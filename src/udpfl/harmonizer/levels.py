@@ -32,9 +32,13 @@ def named_family(name: str, clip: float) -> Family:
     raise InvalidInput("mechanism", f"must be gaussian, laplace or staircase, got {name!r}")
 
 
-def scalings(mechanism: Mechanism, clip: float) -> Family:
-    """All scalings of one mechanism; level 1 has standard deviation `clip`."""
-    return mechanism.scaled(clip / mechanism.noise_std).scaled
+def family_of(mechanism: str | Mechanism, clip: float) -> Family:
+    """A built-in family by name, or all scalings of one mechanism, level 1 with std = clip."""
+    if isinstance(mechanism, str):
+        return named_family(mechanism, clip)
+    if isinstance(mechanism, Mechanism):
+        return mechanism.scaled(clip / mechanism.noise_std).scaled
+    raise InvalidInput("mechanism", f"must be a name or a mechanism, got {mechanism!r}")
 
 
 def least_level(family: Family, setting: Setting) -> float:

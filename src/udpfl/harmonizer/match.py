@@ -9,7 +9,7 @@ import numpy as np
 from udpfl.accounting.sensitivity import Sensitivity
 from udpfl.accounting.worst_case import worst_case
 from udpfl.errors import InvalidInput
-from udpfl.harmonizer.levels import least_root, named_family, scalings
+from udpfl.harmonizer.levels import family_of, least_root
 from udpfl.mechanisms import Gaussian, Mechanism
 
 ORDERS = np.arange(1.0, 1025.0)
@@ -25,12 +25,7 @@ def match(mechanism: str | Mechanism, reference: Gaussian, sensitivity: Sensitiv
     these divergences. Staircase by name has period = clip; hand in an instance to keep its own
     shape and adjust its scale.
     """
-    if isinstance(mechanism, str):
-        family = named_family(mechanism, sensitivity.bound)
-    elif isinstance(mechanism, Mechanism):
-        family = scalings(mechanism, sensitivity.bound)
-    else:
-        raise InvalidInput("mechanism", f"must be a name or a mechanism, got {mechanism!r}")
+    family = family_of(mechanism, sensitivity.bound)
     if not isinstance(reference, Gaussian):
         raise InvalidInput("reference", f"must be a Gaussian, got {reference!r}")
     allowed = worst_case(reference, sensitivity, ORDERS)

@@ -209,6 +209,11 @@ class Staircase(Mechanism):
         return result.reshape(eps.shape)
 
     @property
+    def _mean_periods(self) -> float:
+        """Mean number of whole periods in the size of the noise, which is geometric."""
+        return 1 / math.expm1(self.decay)
+
+    @property
     def _period_moments(self) -> tuple[float, float]:
         """First and second moment of the position within a period."""
         b, nu = math.exp(-self.decay), self.split
@@ -218,15 +223,14 @@ class Staircase(Mechanism):
 
     @property
     def variance(self) -> float:
-        periods = 1 / math.expm1(self.decay) if self.decay < 700 else 0.0
+        periods = self._mean_periods
         periods_squared = periods * (1 + 2 * periods)
         first, second = self._period_moments
         return self.period**2 * (periods_squared + 2 * periods * first + second)
 
     @property
     def mean_abs(self) -> float:
-        periods = 1 / math.expm1(self.decay) if self.decay < 700 else 0.0
-        return self.period * (periods + self._period_moments[0])
+        return self.period * (self._mean_periods + self._period_moments[0])
 
     def magnitude(self, tail: Any) -> Any:
         xp = namespace(tail)

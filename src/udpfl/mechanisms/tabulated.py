@@ -210,22 +210,26 @@ class Tabulated(Mechanism):
         left = half_tail + (a - 1) * rate * s
         right = half_tail - rate * s - (a - 1) * rate * s
         total = logsumexp(np.concatenate([pieces, left, right], axis=1), axis=1)
-        # Small divergences again as an excess over 1, which loses no digits: nodes in each piece.
+        value = total / (a[:, 0] - 1)
+        value = np.where(np.isinf(orders), max(float(loss.max()), rate * s), value)
+        small = np.nonzero((orders == 1) | ((total < 1e-3) & np.isfinite(orders)))[0]
+        if small.size == 0:
+            return value
+        # Small divergences as an excess over 1, which loses no digits, and order 1 as a mean loss.
         log_width, p, q = _refined(log_width, p, q)
         loss = p - q
         mass = np.exp(p[0][:, None] + (p[1] - p[0])[:, None] * _NODES)
         mass = (mass * _WEIGHTS * np.exp(log_width)[:, None]).ravel()
         losses = (loss[0][:, None] + (loss[1] - loss[0])[:, None] * _NODES).ravel()
-        small = np.nonzero((total < 1e-3) & (orders != 1))[0]
+        tail = math.exp(half_tail)
         for i in small:
-            x = (a[i, 0] - 1) * rate * s
+            if orders[i] == 1:
+                value[i] = mass @ losses + tail * rate * s * -math.expm1(-rate * s)
+                continue
+            x = (orders[i] - 1) * rate * s
             tails = math.expm1(x) + math.exp(-rate * s) * math.expm1(-x)
-            excess = mass @ np.expm1((a[i, 0] - 1) * losses) + math.exp(half_tail) * tails
-            total[i] = math.log1p(max(excess, 0.0))
-        value = total / (a[:, 0] - 1)
-        tail = math.exp(half_tail) * rate * s * -math.expm1(-rate * s)
-        value = np.where(orders == 1, mass @ losses + tail, value)
-        value = np.where(np.isinf(orders), max(float(loss.max()), rate * s), value)
+            excess = mass @ np.expm1((orders[i] - 1) * losses) + tail * tails
+            value[i] = math.log1p(max(excess, 0.0)) / (orders[i] - 1)
         return np.maximum(value, 0.0)
 
     def hockey_stick(self, epsilon: ArrayLike, shift: float) -> Floats:
