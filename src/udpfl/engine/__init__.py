@@ -1,0 +1,27 @@
+"""Clipped, noised training of many lanes at once. Imports only numpy, scipy and torch."""
+
+from udpfl.engine.clipping import Clipper, NormClipper, Unclipped
+from udpfl.engine.lanes import LaneModel, Loss
+from udpfl.engine.noise import MechanismNoiser, Noiseless, Noiser
+from udpfl.engine.randomness import Entropy, Key, Keyed, PrivateStream
+from udpfl.engine.training import Correct, Lanes, Limits, Trained, train_round
+
+__all__ = [
+    "Clipper",
+    "Correct",
+    "Entropy",
+    "Key",
+    "Keyed",
+    "LaneModel",
+    "Lanes",
+    "Limits",
+    "Loss",
+    "MechanismNoiser",
+    "Noiseless",
+    "Noiser",
+    "NormClipper",
+    "PrivateStream",
+    "Trained",
+    "Unclipped",
+    "train_round",
+]

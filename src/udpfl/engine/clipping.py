@@ -1,0 +1,101 @@
+"""Clippers: bound what one record can change, sum what is left, and say what the bound is.
+
+The noise is calibrated to what `sensitivity` returns, so clip and noise cannot disagree.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from udpfl.accounting.sensitivity import Norm, Sensitivity
+from udpfl.engine.gradients import Gradients
+
+_ROUNDING = 1 - 1e-5
+"""Clip a little below the bound: norms are float32, and a sum of rounded numbers may exceed it."""
+
+
+@dataclass
+class Clipped:
+    """The clipped sum of a chunk [L, d], and how many samples were clipped [L] (a diagnostic)."""
+
+    sum: Tensor
+    clipped: Tensor
+
+
+class Clipper(ABC):
+    """Turns per-sample gradients into a sum that no single record moves by more than the bound."""
+
+    @abstractmethod
+    def lanes(self, which: slice) -> Clipper:
+        """The same clipper for some of the lanes."""
+
+    @abstractmethod
+    def sensitivity(self, lane: int, dimension: int) -> Sensitivity:
+        """What one record changes at most in this lane's sum."""
+
+    @abstractmethod
+    def clipped_sum(self, gradients: Gradients) -> Clipped:
+        """Clip every sample, then sum.
+
+        Guarantee: adding or removing one record changes the sum by at most `sensitivity`, float32
+        rounding of the norm included. A gradient that is not finite counts as zero.
+        """
+
+
+class NormClipper(Clipper):
+    """l1 and l2 scale a gradient down to the bound, linf clamps every coordinate."""
+
+    def __init__(self, norm: Norm, bounds: Tensor) -> None:
+        self.norm: Norm = norm
+        self.bounds = bounds
+
+    def lanes(self, which: slice) -> NormClipper:
+        return NormClipper(self.norm, self.bounds[which])
+
+    def sensitivity(self, lane: int, dimension: int) -> Sensitivity:
+        return Sensitivity(float(self.bounds[lane]), self.norm, dimension)
+
+    def clipped_sum(self, gradients: Gradients) -> Clipped:
+        if self.norm == "linf":
+            return self._clamped_sum(gradients)
+        sizes = finite_norms(gradients, 1 if self.norm == "l1" else 2)
+        bound = (self.bounds * _ROUNDING).unsqueeze(1)
+        factors = (bound / torch.maximum(sizes, bound)) * gradients.real
+        clipped = ((sizes > bound) & gradients.real).sum(1)
+        return Clipped(gradients.weighted_sum(factors), clipped)
+
+    def _clamped_sum(self, gradients: Gradients) -> Clipped:
+        finite_norms(gradients, 1)
+        full = gradients.written_out()
+        bound = self.bounds.view(-1, 1, 1)
+        over = ((full.abs() > bound).any(2) & gradients.real).sum(1)
+        kept = gradients.real.unsqueeze(2)
+        return Clipped((torch.clamp(full, -bound, bound) * kept).sum(1), over)
+
+
+class Unclipped(Clipper):
+    """The plain sum, for training without privacy. It has no sensitivity."""
+
+    def lanes(self, which: slice) -> Unclipped:
+        return self
+
+    def sensitivity(self, lane: int, dimension: int) -> Sensitivity:
+        raise NotImplementedError("gradients that are not clipped have no sensitivity")
+
+    def clipped_sum(self, gradients: Gradients) -> Clipped:
+        factors = gradients.real.to(torch.float32)
+        return Clipped(gradients.weighted_sum(factors), torch.zeros_like(factors[:, 0]).long())
+
+
+def finite_norms(gradients: Gradients, p: int) -> Tensor:
+    """Norms [L, B]; samples whose gradient is not finite are zeroed as a whole."""
+    sizes = gradients.norms(p)
+    bad = ~torch.isfinite(sizes)
+    if bool(bad.any()):
+        gradients.drop(bad)
+        sizes = sizes.masked_fill(bad, 0.0)
+    return sizes

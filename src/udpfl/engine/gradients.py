@@ -1,0 +1,182 @@
+"""Per-sample gradients of one chunk of samples, in whichever form is cheapest.
+
+What a clipper needs of them: their sizes, their weighted sum, and, for coordinate clipping, the
+gradients themselves.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from udpfl.engine.layers import Named, Rule, powers
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each trainable parameter lies in the flat vector of a lane."""
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Numbers per parameter."""
+        return [shape.numel() for shape in self.shapes]
+
+    @property
+    def dimension(self) -> int:
+        """Trainable numbers in all."""
+        return sum(self.sizes)
+
+    def named(self, flat: Tensor) -> dict[str, Tensor]:
+        """Views of a [..., dimension] tensor by parameter name."""
+        parts = flat.split(self.sizes, dim=-1)
+        return {
+            name: part.view(*flat.shape[:-1], *shape)
+            for name, part, shape in zip(self.names, parts, self.shapes, strict=True)
+        }
+
+    def flat(self, named: dict[str, Tensor]) -> Tensor:
+        """The inverse of `named`."""
+        lead = named[self.names[0]].dim() - len(self.shapes[0])
+        return torch.cat([named[name].flatten(lead) for name in self.names], dim=-1)
+
+
+class Gradients(ABC):
+    """The gradients of B samples in each of L lanes."""
+
+    real: Tensor
+    """[L, B] bool: False where the batch is padded, or where a gradient was not finite."""
+
+    @abstractmethod
+    def norms(self, p: int) -> Tensor:
+        """l1 (p = 1) or l2 (p = 2) norm of every sample's gradient [L, B]."""
+
+    @abstractmethod
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        """Sum over samples of factor * gradient [L, d]."""
+
+    @abstractmethod
+    def written_out(self) -> Tensor:
+        """Every gradient [L, B, d]."""
+
+    def drop(self, bad: Tensor) -> None:
+        """Make the marked samples' gradients zero, whatever they hold."""
+        self.real = self.real & ~bad
+
+
+class WrittenOut(Gradients):
+    """Gradients held as one [L, B, d] tensor."""
+
+    def __init__(self, gradients: Tensor, real: Tensor) -> None:
+        self._gradients = gradients
+        self.real = real
+
+    def norms(self, p: int) -> Tensor:
+        return torch.linalg.vector_norm(self._gradients, p, dim=2)
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        return torch.bmm(factors.unsqueeze(1), self._gradients).squeeze(1)
+
+    def written_out(self) -> Tensor:
+        return self._gradients
+
+    def drop(self, bad: Tensor) -> None:
+        super().drop(bad)
+        self._gradients.masked_fill_(bad.unsqueeze(2), 0.0)
+
+
+@dataclass
+class Tap:
+    """One use of a layer in the forward pass: its input and the gradient of its output."""
+
+    rule: Rule
+    parameters: dict[str, str]
+    """The layer's own parameter name ("weight") to the model's ("features.0.weight")."""
+    x: Tensor
+    g: Tensor | None = None
+    written: Named = field(default_factory=dict)
+
+
+class BookKept(Gradients):
+    """Gradients never written out where norms and sums can be had from inputs and outputs."""
+
+    def __init__(self, taps: list[Tap], real: Tensor, layout: Layout) -> None:
+        self._taps = [tap for tap in taps if tap.g is not None]
+        self._layout = layout
+        self.real = real
+        uses: dict[str, int] = {}
+        for tap in self._taps:
+            for name in tap.parameters.values():
+                uses[name] = uses.get(name, 0) + 1
+        self._shared = {name for name, count in uses.items() if count > 1}
+
+    def norms(self, p: int) -> Tensor:
+        lanes = self.real.shape[0]
+        total = torch.zeros(self.real.shape, device=self.real.device)
+        for tap in self._taps:
+            assert tap.g is not None
+            if not self._shared.isdisjoint(tap.parameters.values()) and not tap.written:
+                tap.written.update(tap.rule.each(tap.x, tap.g, lanes))
+            sizes = tap.rule.norms(tap.x, tap.g, lanes, p, tap.written)
+            for own, name in tap.parameters.items():
+                if name not in self._shared:
+                    total += sizes[own]
+        for name in self._shared:  # uses add up before they are measured
+            total += powers(self._summed_uses(name), p).flatten(2).sum(2)
+        return total if p == 1 else total.sqrt()
+
+    def _summed_uses(self, name: str) -> Tensor:
+        uses = [
+            tap.written[own]
+            for tap in self._taps
+            for own, wanted in tap.parameters.items()
+            if wanted == name
+        ]
+        return torch.stack(uses).sum(0)
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        out = torch.zeros(factors.shape[0], self._layout.dimension, device=factors.device)
+        named = self._layout.named(out)
+        for tap in self._taps:
+            assert tap.g is not None
+            sums = tap.rule.weighted(tap.x, tap.g, factors, tap.written)
+            for own, name in tap.parameters.items():
+                named[name] += sums[own]
+        return out
+
+    def written_out(self) -> Tensor:
+        lanes, batch = self.real.shape
+        out = torch.zeros(lanes, batch, self._layout.dimension, device=self.real.device)
+        named = self._layout.named(out)
+        for tap in self._taps:
+            assert tap.g is not None
+            if not tap.written:
+                tap.written.update(tap.rule.each(tap.x, tap.g, lanes))
+            for own, name in tap.parameters.items():
+                named[name] += tap.written[own]
+        return out
+
+    def drop(self, bad: Tensor) -> None:
+        super().drop(bad)
+        rows = bad.flatten()
+        for tap in self._taps:
+            assert tap.g is not None
+            tap.written.clear()
+            tap.g = tap.g.masked_fill(rows.view(-1, *([1] * (tap.g.dim() - 1))), 0.0)
+            if tap.x.is_floating_point():  # 0 * inf would come back as not-a-number
+                tap.x = tap.x.masked_fill(rows.view(-1, *([1] * (tap.x.dim() - 1))), 0.0)
+
+    def bytes_per_sample(self) -> int:
+        """Memory that one sample takes in this pass, roughly."""
+        samples = self.real.numel()
+        floats = 0
+        for tap in self._taps:
+            assert tap.g is not None
+            floats += (2 * tap.x.numel() + 3 * tap.g.numel()) // samples
+            floats += tap.rule.floats_written(tap.x, tap.g)
+        return 4 * floats

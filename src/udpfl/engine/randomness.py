@@ -1,0 +1,92 @@
+"""The private stream: every Poisson draw and every noise value comes out of one function, `fill`.
+
+A stream turns a key (run, client, round, step, purpose) into 256 bits and expands those with a
+counter-based generator (Philox) on the device of the buffer. `Entropy` takes the bits from the
+operating system, afresh each time, and keeps nothing: nobody can replay the sampling or the noise.
+`Keyed` hashes them from a seed: a test mode, and whoever knows the seed can remove the noise, so
+nothing that ran on it is private.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Key(NamedTuple):
+    """What a draw is for. Two different keys never share a random bit."""
+
+    run: str
+    client: str
+    round: int
+    step: int
+    purpose: str = "noise"
+
+
+class PrivateStream(ABC):
+    """Source of uniform 64-bit words."""
+
+    private: ClassVar[bool]
+
+    @abstractmethod
+    def _bits(self, key: Key) -> bytes:
+        """32 bytes for this key."""
+
+    def fill(self, buffer: Tensor, keys: Sequence[Key]) -> Tensor:
+        """Fill row i of an int64 buffer with independent uniform words for keys[i]."""
+        for row, key in zip(buffer, keys, strict=True):
+            _expand(row, self._bits(key))
+        return buffer
+
+
+class Entropy(PrivateStream):
+    """Fresh bits from the operating system for every draw; the key decides nothing."""
+
+    private = True
+
+    def _bits(self, key: Key) -> bytes:
+        return os.urandom(32)
+
+
+class Keyed(PrivateStream):
+    """Reproducible draws: not private, for tests and debugging."""
+
+    private = False
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed.to_bytes(16, "little", signed=True)
+
+    def _bits(self, key: Key) -> bytes:
+        text = "\x00".join((key.run, key.client, str(key.round), str(key.step), key.purpose))
+        return blake2b(text.encode(), digest_size=32, key=self._seed, person=b"udpfl").digest()
+
+
+def _expand(row: Tensor, bits: bytes) -> None:
+    """Uniform words from 256 bits: numpy's Philox on the CPU, torch's on an accelerator."""
+    words = np.frombuffer(bits, dtype=np.uint64)
+    if row.device.type == "cpu":
+        # 128 bits of key and 128 of counter; the low half of the counter starts at zero.
+        counter = np.concatenate([np.zeros(2, np.uint64), words[2:]])
+        raw = np.random.Philox(key=words[:2], counter=counter).random_raw(row.numel())
+        row.copy_(torch.from_numpy(raw.view(np.int64)).view(row.shape))
+        return
+    generator = torch.Generator(row.device)
+    generator.manual_seed(int(words[0]) & (2**63 - 1))
+    generator.set_offset(int(words[1] >> np.uint64(6)) * 4)  # a further 58 bits
+    row.random_(-(2**63), None, generator=generator)
+
+
+def poisson_indices(stream: PrivateStream, key: Key, records: Tensor, rate: float) -> Tensor:
+    """Each record independently with probability `rate`, exact to 2^-64."""
+    if rate >= 1:
+        return records
+    words = torch.empty(1, records.numel(), dtype=torch.int64, device=records.device)
+    stream.fill(words, [key])
+    return records[words[0] < int(rate * 2**64) - 2**63]

@@ -1,0 +1,178 @@
+"""One round of local training on every lane: sample, clip, sum, add noise, divide, step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from udpfl.engine.clipping import Clipper
+from udpfl.engine.lanes import LaneModel
+from udpfl.engine.noise import Noiser
+from udpfl.engine.randomness import Key, PrivateStream, poisson_indices
+
+LaneState = Mapping[str, Tensor]
+Correct = Callable[[Tensor, Tensor, LaneState], Tensor]
+"""Post-processing of a released gradient: (noisy gradient [L, d], parameters [L, d], lane state
+[L, ...]) to the direction of the step. It sees nothing that was not released."""
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """Everything that differs between lanes. Tensors have a leading lane axis."""
+
+    runs: tuple[str, ...]
+    clients: tuple[str, ...]
+    records: tuple[Tensor, ...]
+    """Indices of each lane's records in the data tensors."""
+    rates: tuple[float, ...]
+    denominators: Tensor
+    """rate * declared public size: what the noisy sum is divided by [L]."""
+    learning_rates: Tensor
+    steps: tuple[int, ...]
+    clipper: Clipper
+    noiser: Noiser
+    state: LaneState = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    def part(self, which: slice) -> Lanes:
+        """Some of the lanes."""
+        return replace(
+            self,
+            runs=self.runs[which],
+            clients=self.clients[which],
+            records=self.records[which],
+            rates=self.rates[which],
+            denominators=self.denominators[which],
+            learning_rates=self.learning_rates[which],
+            steps=self.steps[which],
+            clipper=self.clipper.lanes(which),
+            noiser=self.noiser.lanes(which),
+            state={name: tensor[which] for name, tensor in self.state.items()},
+        )
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much is computed at once. Results do not depend on it beyond rounding."""
+
+    lanes: int
+    samples: int
+    """Most samples of one lane in one pass; larger batches are split and accumulated."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """New parameters, and diagnostics that a real client would keep to itself."""
+
+    parameters: Tensor
+    clipped_fraction: Tensor
+    """Simulation only: share of sampled records that were clipped, per lane."""
+    signal_to_noise: Tensor
+    """Simulation only: l2 norm of the clipped sum over that of the noise, per lane."""
+
+
+def train_round(
+    model: LaneModel,
+    inputs: Tensor,
+    targets: Tensor,
+    parameters: Tensor,
+    lanes: Lanes,
+    round_: int,
+    stream: PrivateStream,
+    limits: Limits,
+    correct: Correct | None = None,
+) -> Trained:
+    """Train every lane for its number of steps, from parameters [L, d].
+
+    Guarantee: every use of a record is one release per step of its lane, of the form that
+    `lanes.clipper` and `lanes.noiser` declare, on a fresh Poisson sample, whatever the batch holds.
+    """
+    parts = []
+    for start in range(0, len(lanes), limits.lanes):
+        which = slice(start, start + limits.lanes)
+        part = _Part(model, inputs, targets, lanes.part(which), round_, stream, limits.samples)
+        parts.append(part.train(parameters[which], correct))
+    return Trained(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The lanes that are computed together."""
+
+    model: LaneModel
+    inputs: Tensor
+    targets: Tensor
+    lanes: Lanes
+    round: int
+    stream: PrivateStream
+    most: int
+
+    def train(self, parameters: Tensor, correct: Correct | None) -> tuple[Tensor, Tensor, Tensor]:
+        lanes, device = self.lanes, parameters.device
+        # Every index set of the round is drawn before its first step.
+        batches = [_draw(lanes, self.round, step, self.stream) for step in range(max(lanes.steps))]
+        sampled, clipped, ratios = (torch.zeros(len(lanes), device=device) for _ in range(3))
+        noise_size = lanes.noiser.std(device) * self.model.layout.dimension**0.5
+        for step, batch in enumerate(batches):
+            total, over = self._clipped_sum(parameters, batch)
+            noisy = lanes.noiser.add(total, self.stream, _keys(lanes, self.round, step, "noise"))
+            direction = noisy / lanes.denominators.unsqueeze(1)
+            if correct is not None:
+                direction = correct(direction, parameters, lanes.state)
+            active = torch.tensor([step < own for own in lanes.steps], device=device)
+            rate = torch.where(active, lanes.learning_rates, 0.0)
+            parameters = parameters - rate.unsqueeze(1) * direction
+            sampled += torch.tensor([float(len(rows)) for rows in batch], device=device)
+            clipped += over
+            ratio = total.norm(dim=1) / noise_size
+            ratios += torch.where(active & (noise_size > 0), ratio, 0.0)
+        steps = torch.tensor([float(own) for own in lanes.steps], device=device)
+        return parameters, clipped / sampled.clamp(min=1), ratios / steps.clamp(min=1)
+
+    def _clipped_sum(self, parameters: Tensor, batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """The clipped sum [L, d] over batches of any size, and how many were clipped [L]."""
+        device = parameters.device
+        total, over = torch.zeros_like(parameters), torch.zeros(len(batch), device=device)
+        for start in range(0, max(len(rows) for rows in batch), self.most):
+            index, real = _padded([rows[start : start + self.most] for rows in batch], device)
+            gradients = self.model.gradients(
+                parameters, self.inputs[index], self.targets[index], real
+            )
+            part = self.lanes.clipper.clipped_sum(gradients)
+            total += part.sum
+            over += part.clipped
+        return total, over
+
+
+def _draw(lanes: Lanes, round_: int, step: int, stream: PrivateStream) -> list[Tensor]:
+    """The Poisson samples of one step; a lane that is done draws nothing."""
+    keys = _keys(lanes, round_, step, "sampling")
+    return [
+        poisson_indices(stream, key, records, rate) if step < own else records[:0]
+        for key, records, rate, own in zip(
+            keys, lanes.records, lanes.rates, lanes.steps, strict=True
+        )
+    ]
+
+
+def _keys(lanes: Lanes, round_: int, step: int, purpose: str) -> list[Key]:
+    return [
+        Key(run, client, round_, step, purpose)
+        for run, client in zip(lanes.runs, lanes.clients, strict=True)
+    ]
+
+
+def _padded(rows: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Index sets as one matrix and a mask that says which entries are real."""
+    width = max(len(row) for row in rows)
+    index = torch.zeros(len(rows), width, dtype=torch.int64, device=device)
+    real = torch.zeros(len(rows), width, dtype=torch.bool, device=device)
+    for i, row in enumerate(rows):
+        index[i, : len(row)] = row
+        real[i, : len(row)] = True
+    return index, real

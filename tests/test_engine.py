@@ -1,0 +1,527 @@
+"""The engine against automatic differentiation, one sample at a time."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from udpfl.engine import (
+    Entropy,
+    Key,
+    Keyed,
+    LaneModel,
+    Lanes,
+    Limits,
+    MechanismNoiser,
+    Noiseless,
+    NormClipper,
+    Unclipped,
+    train_round,
+)
+from udpfl.engine.gradients import BookKept
+from udpfl.errors import Unsupported
+from udpfl.mechanisms import Gaussian, Laplace, Staircase
+
+QUICK = settings(max_examples=15, deadline=None)
+
+
+def cross_entropy(outputs, targets):
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+def squared(outputs, targets):
+    return (outputs - targets).flatten(1).square().mean(1)
+
+
+def oracle_sum(model, layout, parameters, x, y, loss, norm, bound):
+    """Clip each sample's autograd gradient by the textbook formula and add them up, in float64."""
+    total = torch.zeros(layout.dimension, dtype=torch.float64)
+    scale = 0.0
+    named = layout.named(parameters)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if p.requires_grad:
+                p.copy_(named[name])
+    wanted = [p for p in model.parameters() if p.requires_grad]
+    for i in range(len(x)):
+        grads = torch.autograd.grad(loss(model(x[i : i + 1]), y[i : i + 1]).sum(), wanted)
+        g = torch.cat([p.flatten() for p in grads]).double()
+        if norm == "linf":
+            clipped = g.clamp(-bound, bound)
+        else:
+            size = g.abs().sum() if norm == "l1" else g.square().sum().sqrt()
+            clipped = g * (bound / max(float(size), bound))
+        total += clipped
+        scale += float(clipped.abs().max())
+    return total, scale
+
+
+def assert_same_sums(model, x, y, loss=cross_entropy, *, rules=True, bounds=(0.05, 0.7, 40.0)):
+    """x, y are [L, B, ...]; every lane gets weights and a clip of its own."""
+    model.train()
+    lane_model = LaneModel(model, loss)
+    lane_model.check(lane_model.initial(), x[0], y[0])
+    assert lane_model.book_keeping == rules
+    lanes = x.shape[0]
+    generator = torch.Generator().manual_seed(3)
+    start = lane_model.initial()
+    parameters = start + 0.1 * torch.randn(lanes, start.numel(), generator=generator)
+    real = torch.ones(x.shape[:2], dtype=torch.bool)
+    for norm in ("l2", "l1", "linf"):
+        limits = torch.tensor([bounds[i % len(bounds)] for i in range(lanes)])
+        limits = limits * (10 if norm == "l1" else 0.1 if norm == "linf" else 1)
+        gradients = lane_model.gradients(parameters, x, y, real)
+        ours = NormClipper(norm, limits).clipped_sum(gradients).sum
+        for lane in range(lanes):
+            bound = float(limits[lane])
+            theirs, scale = oracle_sum(
+                model, lane_model.layout, parameters[lane], x[lane], y[lane], loss, norm, bound
+            )
+            assert torch.allclose(ours[lane].double(), theirs, rtol=0, atol=2e-5 * scale + 1e-9), norm
+
+
+def labels(lanes, batch, classes=3):
+    return torch.arange(lanes * batch).view(lanes, batch) % classes
+
+
+class Net(nn.Module):
+    """Any layer, then an average over positions and a head."""
+
+    def __init__(self, layer, features, channel_axis=1):
+        super().__init__()
+        self.layer, self.head, self.axis = layer, nn.Linear(features, 3), channel_axis
+
+    def forward(self, x):
+        y = torch.tanh(self.layer(x)).movedim(self.axis, 1)
+        return self.head(y.flatten(2).mean(2) if y.dim() > 2 else y)
+
+
+@QUICK
+@given(
+    lanes=st.integers(1, 3),
+    batch=st.integers(1, 4),
+    positions=st.integers(1, 6),
+    wide=st.integers(1, 6),
+    bias=st.booleans(),
+)
+def test_linear(lanes, batch, positions, wide, bias):
+    torch.manual_seed(lanes * 7 + batch)
+    x = torch.randn(lanes, batch, positions, 4)
+    net = Net(nn.Linear(4, wide, bias=bias), wide, channel_axis=2)
+    assert_same_sums(net, x, labels(lanes, batch))
+
+
+def test_linear_with_few_positions_and_many_features_goes_by_gram_matrices():
+    x = torch.randn(2, 3, 2, 40)
+    net = Net(nn.Linear(40, 30), 30, channel_axis=2)
+    assert_same_sums(net, x, labels(2, 3))
+    kept = LaneModel(net, cross_entropy)
+    gradients = kept.gradients(
+        kept.initial().expand(2, -1), x, labels(2, 3), torch.ones(2, 3, dtype=torch.bool)
+    )
+    gradients.norms(2)
+    assert isinstance(gradients, BookKept)
+    assert not any(tap.written for tap in gradients._taps)  # nothing was written out
+
+
+@QUICK
+@given(
+    lanes=st.integers(1, 3),
+    batch=st.integers(1, 3),
+    groups=st.sampled_from([1, 2]),
+    kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    stride=st.integers(1, 2),
+    padding=st.integers(0, 2),
+    dilation=st.integers(1, 2),
+    bias=st.booleans(),
+)
+def test_conv2d(lanes, batch, groups, kernel, stride, padding, dilation, bias):
+    torch.manual_seed(batch)
+    conv = nn.Conv2d(2, 4, kernel, stride, padding, dilation, groups, bias)
+    x = torch.randn(lanes, batch, 2, 7, 6)
+    assert_same_sums(Net(conv, 4), x, labels(lanes, batch))
+
+
+@QUICK
+@given(
+    lanes=st.integers(1, 3),
+    groups=st.sampled_from([1, 3]),
+    kernel=st.integers(1, 4),
+    stride=st.integers(1, 3),
+    padding=st.sampled_from([0, 1, "valid"]),
+    dilation=st.integers(1, 2),
+)
+def test_conv1d(lanes, groups, kernel, stride, padding, dilation):
+    conv = nn.Conv1d(3, 6, kernel, stride, padding, dilation, groups)
+    x = torch.randn(lanes, 2, 3, 11)
+    assert_same_sums(Net(conv, 6), x, labels(lanes, 2))
+
+
+def test_convolution_with_large_kernels_goes_by_gram_matrices():
+    x = torch.randn(2, 3, 8, 4, 4)
+    assert_same_sums(Net(nn.Conv2d(8, 16, 3), 16), x, labels(2, 3))
+
+
+def test_same_padding():
+    x = torch.randn(2, 2, 2, 5, 5)
+    assert_same_sums(Net(nn.Conv2d(2, 4, 3, padding="same"), 4), x, labels(2, 2))
+    uneven = Net(nn.Conv2d(2, 4, 2, padding="same"), 4)
+    with pytest.warns(UserWarning, match="even kernel"):
+        assert_same_sums(uneven, x, labels(2, 2), rules=False)
+
+
+@QUICK
+@given(lanes=st.integers(1, 3), batch=st.integers(1, 3), groups=st.sampled_from([1, 2, 4]))
+def test_group_norm(lanes, batch, groups):
+    x = torch.randn(lanes, batch, 4, 3, 3)
+    assert_same_sums(Net(nn.GroupNorm(groups, 4), 4), x, labels(lanes, batch))
+
+
+@QUICK
+@given(lanes=st.integers(1, 3), batch=st.integers(1, 3), deep=st.booleans())
+def test_layer_norm(lanes, batch, deep):
+    x = torch.randn(lanes, batch, 5, 4)
+    layer = nn.LayerNorm((5, 4) if deep else 4)
+    assert_same_sums(Net(layer, 4, channel_axis=2), x, labels(lanes, batch))
+
+
+@QUICK
+@given(lanes=st.integers(1, 3), batch=st.integers(1, 4), pad=st.booleans(), seed=st.integers(0, 99))
+def test_embedding_counts_a_repeated_token_once(lanes, batch, pad, seed):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randint(0, 4, (lanes, batch, 6), generator=generator)
+    layer = nn.Embedding(4, 5, padding_idx=0 if pad else None)
+    assert_same_sums(Net(layer, 5, channel_axis=2), x, labels(lanes, batch))
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(1, 4, 3, padding=1)
+        self.norm = nn.GroupNorm(2, 4)
+        self.block = nn.Conv2d(4, 4, 3, padding=1, groups=2, bias=False)
+        self.pool = nn.AvgPool2d(2)
+        self.head = nn.Sequential(nn.Flatten(), nn.Dropout(0.0), nn.Linear(16, 3))
+
+    def forward(self, x):
+        x = self.norm(self.stem(x)).relu()
+        return self.head(self.pool(x + self.block(x)))
+
+
+def test_residual_network_and_names():
+    net = Residual()
+    names = list(net.state_dict())
+    assert_same_sums(net, torch.randn(3, 4, 1, 4, 4), labels(3, 4))
+    assert list(net.state_dict()) == names
+
+
+def test_a_layer_used_twice_and_tied_weights():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.b.weight = self.a.weight
+            self.head = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.head(torch.tanh(self.b(torch.tanh(self.a(torch.tanh(self.a(x)))))))
+
+    assert_same_sums(Twice(), torch.randn(2, 3, 4), labels(2, 3))
+
+
+def test_frozen_parameters_stay_out():
+    net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 3))
+    net[2].requires_grad_(False)
+    net[0].weight.requires_grad_(False)
+    assert LaneModel(net, cross_entropy).layout.names == ("0.bias", "4.weight", "4.bias")
+    assert_same_sums(net, torch.randn(2, 3, 4), labels(2, 3))
+
+
+def test_regression_loss():
+    net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+    assert_same_sums(net, torch.randn(2, 3, 4), torch.randn(2, 3, 2), squared)
+
+
+class RawParameter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(x * self.scale)
+
+
+class PeeksAtWeights(nn.Module):
+    """Uses a layer's weight behind the layer's back."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.a(x) @ self.a.weight)
+
+
+class LooksAtOthers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.a(x - x.mean(0))
+
+
+class SequenceFirst(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.head = nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.a(x.transpose(0, 1))).mean(0))
+
+
+@pytest.mark.parametrize("kind", [RawParameter, PeeksAtWeights, LooksAtOthers, SequenceFirst])
+def test_models_that_no_rule_sees_through_fall_back(kind, caplog):
+    shape = (2, 3, 5, 4) if kind is SequenceFirst else (2, 3, 4)
+    with caplog.at_level(logging.WARNING):
+        assert_same_sums(kind(), torch.randn(shape), labels(2, 3), rules=False)
+    assert "torch.func" in caplog.text
+
+
+def test_transformer_layer_falls_back():
+    class Attends(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mix = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+            self.head = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.head(self.mix(x).mean(1))
+
+    assert_same_sums(Attends(), torch.randn(2, 2, 5, 4), labels(2, 2), rules=False)
+
+
+def test_what_cannot_be_private_is_refused_by_name():
+    with pytest.raises(Unsupported, match=r"1 \(BatchNorm2d\).*replace_batchnorm"):
+        LaneModel(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)), cross_entropy)
+    with pytest.raises(Unsupported, match="running statistics"):
+        LaneModel(nn.Sequential(nn.InstanceNorm1d(2, track_running_stats=True)), cross_entropy)
+    with pytest.raises(Unsupported, match="no trainable"):
+        LaneModel(nn.Flatten(), cross_entropy)
+    with pytest.raises(Unsupported, match="float32"):
+        LaneModel(nn.Linear(2, 2).half(), cross_entropy)
+
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Linear(4, 3)
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x):
+            self.seen += x.sum()
+            return self.a(x)
+
+    with pytest.raises(Unsupported, match="buffer seen"):
+        counting = LaneModel(Counts(), cross_entropy)
+        counting.check(counting.initial(), torch.randn(3, 4), labels(1, 3)[0])
+
+    class Branches(RawParameter):
+        def forward(self, x):
+            return super().forward(x if x.sum().item() > 0 else -x)
+
+    with pytest.raises(Unsupported, match=r"the model itself \(Branches\)"):
+        branching = LaneModel(Branches(), cross_entropy)
+        branching.check(branching.initial(), torch.randn(3, 4), labels(1, 3)[0])
+
+
+def test_recurrent_layer_falls_back():
+    assert_same_sums(Net(Last(), 4), torch.randn(2, 3, 5, 4), labels(2, 3), rules=False)
+
+
+class Last(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.LSTM(4, 4, batch_first=True)
+
+    def forward(self, x):
+        return self.inner(x)[0][:, -1]
+
+
+def small_net(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Conv2d(1, 4, 3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(36, 3))
+
+
+def problem(records=60, lanes=4):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(records, 1, 8, 8, generator=generator)
+    y = torch.randint(0, 3, (records,), generator=generator)
+    cuts = np.array_split(np.arange(records), lanes)
+    return x, y, [torch.tensor(cut) for cut in cuts]
+
+
+def lanes_of(records, *, clipper, noiser, rate=0.5, steps=None, lr=0.5, clients=None):
+    n = len(records)
+    return Lanes(
+        runs=("run",) * n,
+        clients=tuple(clients or (f"client-{i}" for i in range(n))),
+        records=tuple(records),
+        rates=(rate,) * n,
+        denominators=torch.tensor([max(rate * len(r), 1.0) for r in records]),
+        learning_rates=torch.full((n,), lr),
+        steps=tuple(steps or (3,) * n),
+        clipper=clipper,
+        noiser=noiser,
+    )
+
+
+def test_a_sample_that_is_not_finite_counts_as_zero_and_harms_no_other():
+    net = small_net()
+    model = LaneModel(net, cross_entropy)
+    x, y, _ = problem()
+    x = x[:6].view(2, 3, 1, 8, 8).clone()
+    y = y[:6].view(2, 3)
+    parameters = model.initial().expand(2, -1)
+    real = torch.ones(2, 3, dtype=torch.bool)
+    for norm in ("l1", "l2", "linf"):
+        clipper = NormClipper(norm, torch.tensor([1.0, 1.0]))
+        broken = x.clone()
+        broken[1, 2, 0, 0, 0] = math.nan
+        broken[0, 0, 0, 3, 3] = math.inf
+        got = clipper.clipped_sum(model.gradients(parameters, broken, y, real)).sum
+        absent = real.clone()
+        absent[1, 2] = absent[0, 0] = False
+        expected = clipper.clipped_sum(model.gradients(parameters, x, y, absent)).sum
+        assert torch.isfinite(got).all()
+        assert torch.allclose(got, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2"])
+def test_one_record_never_moves_the_sum_by_more_than_the_bound(norm):
+    model = LaneModel(small_net(), cross_entropy)
+    generator = torch.Generator().manual_seed(5)
+    for trial in range(40):
+        x = torch.randn(1, 1, 1, 8, 8, generator=generator) * 10.0 ** (trial % 9 - 4)
+        bound = 10.0 ** (trial % 5 - 3)
+        start = model.initial().unsqueeze(0) * 10.0 ** (trial % 3)
+        real = torch.ones(1, 1, dtype=torch.bool)
+        gradients = model.gradients(start, x, labels(1, 1), real)
+        total = NormClipper(norm, torch.tensor([bound])).clipped_sum(gradients).sum.double()
+        size = total.abs().sum() if norm == "l1" else total.square().sum().sqrt()
+        assert float(size) <= bound
+
+
+def test_without_noise_and_clipping_it_is_plain_sgd():
+    """The federated average of lanes equals hand-written SGD on the same records."""
+    x, y, records = problem()
+    net = small_net()
+    model = LaneModel(net, cross_entropy)
+    start = model.initial()
+    lanes = lanes_of(records, clipper=Unclipped(), noiser=Noiseless(), rate=1.0, steps=(5,) * 4)
+    out = train_round(
+        model, x, y, start.expand(4, -1), lanes, 1, Entropy(), Limits(lanes=2, samples=7)
+    )
+    for lane, own in enumerate(records):
+        copy = small_net()
+        optimizer = torch.optim.SGD(copy.parameters(), lr=0.5)
+        for _ in range(5):
+            optimizer.zero_grad()
+            F.cross_entropy(copy(x[own]), y[own]).backward()
+            optimizer.step()
+        plain = torch.cat([p.detach().flatten() for p in copy.parameters()])
+        assert torch.allclose(out.parameters[lane], plain, atol=1e-5)
+
+
+MIXED = [Gaussian(0.8), Laplace(0.5), Gaussian(0.8), Staircase(1.0, 0.3, 0.4)]
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2", "linf"])
+def test_chunks_lanes_and_client_order_do_not_matter(norm):
+    x, y, records = problem()
+    model = LaneModel(small_net(), cross_entropy)
+    start = model.initial()
+
+    def trained(limits, order):
+        lanes = lanes_of(
+            [records[i] for i in order],
+            clipper=NormClipper(norm, torch.tensor([0.3, 0.5, 0.7, 1.0])[order]),
+            noiser=MechanismNoiser([MIXED[i] for i in order]),
+            clients=[f"client-{i}" for i in order],
+            steps=[(2, 3, 1, 4)[i] for i in order],
+        )
+        parameters = start.expand(4, -1)
+        for round_ in range(5):
+            parameters = train_round(
+                model, x, y, parameters, lanes, round_, Keyed(7), limits
+            ).parameters
+        return parameters[[order.index(i) for i in range(4)]]
+
+    base = trained(Limits(lanes=4, samples=64), [0, 1, 2, 3])
+    assert torch.equal(base, trained(Limits(lanes=4, samples=64), [0, 1, 2, 3]))
+    for limits, order in (
+        (Limits(lanes=1, samples=64), [0, 1, 2, 3]),
+        (Limits(lanes=4, samples=2), [0, 1, 2, 3]),
+        (Limits(lanes=3, samples=5), [3, 1, 0, 2]),
+    ):
+        assert torch.allclose(base, trained(limits, order), atol=1e-5)
+
+
+def test_an_empty_batch_releases_pure_noise():
+    x, y, _ = problem()
+    model = LaneModel(small_net(), cross_entropy)
+    start = model.initial()
+    lanes = lanes_of(
+        [torch.arange(0)],
+        clipper=NormClipper("l2", torch.ones(1)),
+        noiser=MechanismNoiser([Gaussian(2.0)]),
+        steps=(1,),
+        lr=1.0,
+    )
+    moved = train_round(model, x, y, start.unsqueeze(0), lanes, 0, Entropy(), Limits(1, 8))
+    noise = (start - moved.parameters[0]).numpy()
+    assert noise.std() == pytest.approx(2.0, rel=0.25)
+    assert (noise != 0).all()
+
+
+@pytest.mark.parametrize(
+    "mechanism", [Gaussian(1.5), Laplace(1.1), Staircase(1.0, 0.8, 0.4)], ids=lambda m: m.name
+)
+def test_noise_scale_is_right_and_the_wrong_ones_are_rejected(mechanism):
+    """Released minus clipped sum has the mechanism's variance; x 2/3 and x 3/2 would be caught."""
+    sums = torch.zeros(8, 20_000)
+    lanes = MechanismNoiser([mechanism] * 8)
+    keys = [Key("run", f"client-{i}", 1, 0) for i in range(8)]
+    noise = lanes.add(sums, Entropy(), keys).double()
+    fourth = float((noise**4).mean()) / float((noise**2).mean()) ** 2
+    error = math.sqrt((fourth - 1) / noise.numel())
+    ratio = float((noise**2).mean()) / mechanism.variance
+    assert abs(ratio - 1) < 6 * error
+    assert abs((2 / 3) ** 2 - 1) > 6 * error
+    assert abs((3 / 2) ** 2 - 1) > 6 * error
+    assert abs(float(noise.mean())) < 6 * mechanism.noise_std / math.sqrt(noise.numel())
+
+
+def test_the_correction_hook_sees_released_gradients_and_lane_state():
+    x, y, records = problem()
+    model = LaneModel(small_net(), cross_entropy)
+    start = model.initial()
+    lanes = lanes_of(records, clipper=Unclipped(), noiser=Noiseless(), rate=1.0, steps=(1,) * 4)
+    anchor = torch.zeros(4, start.numel())
+    object.__setattr__(lanes, "state", {"anchor": anchor})
+
+    def pull(gradient, parameters, state):
+        return gradient + 0.5 * (parameters - state["anchor"])
+
+    plain = train_round(model, x, y, start.expand(4, -1), lanes, 0, Entropy(), Limits(2, 8))
+    pulled = train_round(model, x, y, start.expand(4, -1), lanes, 0, Entropy(), Limits(2, 8), pull)
+    expected = plain.parameters - 0.5 * 0.5 * start
+    assert torch.allclose(pulled.parameters, expected, atol=1e-6)
