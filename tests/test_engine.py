@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -76,16 +76,24 @@ def assert_same_sums(model, x, y, loss=cross_entropy, *, rules=True, bounds=(0.0
     parameters = start + 0.1 * torch.randn(lanes, start.numel(), generator=generator)
     real = torch.ones(x.shape[:2], dtype=torch.bool)
     for norm in ("l2", "l1", "linf"):
-        limits = torch.tensor([bounds[i % len(bounds)] for i in range(lanes)])
-        limits = limits * (10 if norm == "l1" else 0.1 if norm == "linf" else 1)
+        factor = {"l1": 10, "l2": 1, "linf": 0.1}[norm]
+        limits = [factor * bounds[i % len(bounds)] for i in range(lanes)]
         gradients = lane_model.gradients(parameters, x, y, real)
         ours = NormClipper(norm, limits).clipped_sum(gradients).sum
         for lane in range(lanes):
-            bound = float(limits[lane])
             theirs, scale = oracle_sum(
-                model, lane_model.layout, parameters[lane], x[lane], y[lane], loss, norm, bound
+                model,
+                lane_model.layout,
+                parameters[lane],
+                x[lane],
+                y[lane],
+                loss,
+                norm,
+                limits[lane],
             )
-            assert torch.allclose(ours[lane].double(), theirs, rtol=0, atol=2e-5 * scale + 1e-9), norm
+            assert torch.allclose(ours[lane].double(), theirs, rtol=0, atol=2e-5 * scale + 1e-9), (
+                norm
+            )
 
 
 def labels(lanes, batch, classes=3):
@@ -330,16 +338,16 @@ def test_what_cannot_be_private_is_refused_by_name():
             self.seen += x.sum()
             return self.a(x)
 
+    counting = LaneModel(Counts(), cross_entropy)
     with pytest.raises(Unsupported, match="buffer seen"):
-        counting = LaneModel(Counts(), cross_entropy)
         counting.check(counting.initial(), torch.randn(3, 4), labels(1, 3)[0])
 
     class Branches(RawParameter):
         def forward(self, x):
             return super().forward(x if x.sum().item() > 0 else -x)
 
+    branching = LaneModel(Branches(), cross_entropy)
     with pytest.raises(Unsupported, match=r"the model itself \(Branches\)"):
-        branching = LaneModel(Branches(), cross_entropy)
         branching.check(branching.initial(), torch.randn(3, 4), labels(1, 3)[0])
 
 
@@ -393,7 +401,7 @@ def test_a_sample_that_is_not_finite_counts_as_zero_and_harms_no_other():
     parameters = model.initial().expand(2, -1)
     real = torch.ones(2, 3, dtype=torch.bool)
     for norm in ("l1", "l2", "linf"):
-        clipper = NormClipper(norm, torch.tensor([1.0, 1.0]))
+        clipper = NormClipper(norm, [1.0, 1.0])
         broken = x.clone()
         broken[1, 2, 0, 0, 0] = math.nan
         broken[0, 0, 0, 3, 3] = math.inf
@@ -415,7 +423,7 @@ def test_one_record_never_moves_the_sum_by_more_than_the_bound(norm):
         start = model.initial().unsqueeze(0) * 10.0 ** (trial % 3)
         real = torch.ones(1, 1, dtype=torch.bool)
         gradients = model.gradients(start, x, labels(1, 1), real)
-        total = NormClipper(norm, torch.tensor([bound])).clipped_sum(gradients).sum.double()
+        total = NormClipper(norm, [bound]).clipped_sum(gradients).sum.double()
         size = total.abs().sum() if norm == "l1" else total.square().sum().sqrt()
         assert float(size) <= bound
 
@@ -453,7 +461,7 @@ def test_chunks_lanes_and_client_order_do_not_matter(norm):
     def trained(limits, order):
         lanes = lanes_of(
             [records[i] for i in order],
-            clipper=NormClipper(norm, torch.tensor([0.3, 0.5, 0.7, 1.0])[order]),
+            clipper=NormClipper(norm, [(0.3, 0.5, 0.7, 1.0)[i] for i in order]),
             noiser=MechanismNoiser([MIXED[i] for i in order]),
             clients=[f"client-{i}" for i in order],
             steps=[(2, 3, 1, 4)[i] for i in order],
@@ -481,7 +489,7 @@ def test_an_empty_batch_releases_pure_noise():
     start = model.initial()
     lanes = lanes_of(
         [torch.arange(0)],
-        clipper=NormClipper("l2", torch.ones(1)),
+        clipper=NormClipper("l2", [1.0]),
         noiser=MechanismNoiser([Gaussian(2.0)]),
         steps=(1,),
         lr=1.0,

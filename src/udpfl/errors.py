@@ -24,6 +24,14 @@ class Infeasible(UdpflError):
     """No amount of noise of this kind meets the requested budget."""
 
 
+class BudgetExceeded(UdpflError):
+    """An answer would cost more than its client's budget has left. Nothing was stored or sent."""
+
+
+class LedgerError(UdpflError):
+    """The ledger cannot be read or written, or does not hold together. Nothing was released."""
+
+
 class MissingExtra(UdpflError, ImportError):
     """An optional dependency is not installed; the message says which extra brings it."""
 

@@ -9,7 +9,11 @@ from typing import Annotated
 import typer
 
 from udpfl import __version__
+from udpfl.cli.budget import budget
+from udpfl.cli.config import config
 from udpfl.cli.plan import plan
+from udpfl.cli.run import run
+from udpfl.config import Config
 from udpfl.errors import InvalidInput, UdpflError
 
 app = typer.Typer(
@@ -17,7 +21,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
+app.command()(run)
 app.command()(plan)
+app.add_typer(budget, name="budget")
+app.add_typer(config, name="config")
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # click's, or typer's copy of it
 
@@ -56,7 +63,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         code = app(args=arguments, standalone_mode=False)
     except InvalidInput as error:
-        code = _fail(f"--{error.parameter.replace('_', '-')}: {error.message}")
+        code = _fail(f"{_spelled(error.parameter)}: {error.message}")
     except UdpflError as error:
         code = _fail(str(error))
     except _UsageError as error:
@@ -64,6 +71,12 @@ def main(arguments: list[str] | None = None) -> None:
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _spelled(parameter: str) -> str:
+    """A configuration key as it is written in a file, anything else as an option."""
+    key = "." in parameter or parameter in Config.model_fields
+    return parameter if key else f"--{parameter.replace('_', '-')}"
 
 
 def _fail(message: str) -> int:

@@ -6,6 +6,7 @@ The noise is calibrated to what `sensitivity` returns, so clip and noise cannot 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -49,29 +50,34 @@ class Clipper(ABC):
 class NormClipper(Clipper):
     """l1 and l2 scale a gradient down to the bound, linf clamps every coordinate."""
 
-    def __init__(self, norm: Norm, bounds: Tensor) -> None:
+    def __init__(self, norm: Norm, bounds: Sequence[float]) -> None:
         self.norm: Norm = norm
-        self.bounds = bounds
+        self.bounds = tuple(bounds)
 
     def lanes(self, which: slice) -> NormClipper:
         return NormClipper(self.norm, self.bounds[which])
 
     def sensitivity(self, lane: int, dimension: int) -> Sensitivity:
-        return Sensitivity(float(self.bounds[lane]), self.norm, dimension)
+        return Sensitivity(self.bounds[lane], self.norm, dimension)
 
     def clipped_sum(self, gradients: Gradients) -> Clipped:
         if self.norm == "linf":
             return self._clamped_sum(gradients)
         sizes = finite_norms(gradients, 1 if self.norm == "l1" else 2)
-        bound = (self.bounds * _ROUNDING).unsqueeze(1)
+        bound = self._tensor(sizes)
         factors = (bound / torch.maximum(sizes, bound)) * gradients.real
         clipped = ((sizes > bound) & gradients.real).sum(1)
         return Clipped(gradients.weighted_sum(factors), clipped)
 
+    def _tensor(self, like: Tensor) -> Tensor:
+        """The bounds [L, 1], a little lowered."""
+        bounds = [bound * _ROUNDING for bound in self.bounds]
+        return torch.tensor(bounds, dtype=torch.float32, device=like.device).unsqueeze(1)
+
     def _clamped_sum(self, gradients: Gradients) -> Clipped:
         finite_norms(gradients, 1)
         full = gradients.written_out()
-        bound = self.bounds.view(-1, 1, 1)
+        bound = self._tensor(full).unsqueeze(2)
         over = ((full.abs() > bound).any(2) & gradients.real).sum(1)
         kept = gradients.real.unsqueeze(2)
         return Clipped((torch.clamp(full, -bound, bound) * kept).sum(1), over)

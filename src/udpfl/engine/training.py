@@ -35,9 +35,15 @@ class Lanes:
     clipper: Clipper
     noiser: Noiser
     state: LaneState = field(default_factory=dict)
+    first_step: int = 0
+    """Number of the first step in its round, so that no two steps share a random key."""
 
     def __len__(self) -> int:
         return len(self.clients)
+
+    def with_state(self, state: LaneState, first_step: int) -> Lanes:
+        """The same lanes for one call of local training."""
+        return replace(self, state=state, first_step=first_step)
 
     def part(self, which: slice) -> Lanes:
         """Some of the lanes."""
@@ -162,7 +168,7 @@ def _draw(lanes: Lanes, round_: int, step: int, stream: PrivateStream) -> list[T
 
 def _keys(lanes: Lanes, round_: int, step: int, purpose: str) -> list[Key]:
     return [
-        Key(run, client, round_, step, purpose)
+        Key(run, client, round_, lanes.first_step + step, purpose)
         for run, client in zip(lanes.runs, lanes.clients, strict=True)
     ]
 

@@ -1,0 +1,18 @@
+"""Federated methods. Each is one file with both halves, the client's and the server's."""
+
+from udpfl.algorithms.base import Algorithm, LocalTraining, ServerStep, weighted_mean
+from udpfl.algorithms.fedavg import FedAvg
+from udpfl.algorithms.message import ClientMessage, Tensors
+
+BUILT_IN: dict[str, type[Algorithm]] = {method.name: method for method in (FedAvg,)}
+
+__all__ = [
+    "BUILT_IN",
+    "Algorithm",
+    "ClientMessage",
+    "FedAvg",
+    "LocalTraining",
+    "ServerStep",
+    "Tensors",
+    "weighted_mean",
+]

@@ -1,0 +1,102 @@
+"""What a federated method is: one file with both halves, the client's and the server's.
+
+The client half works on the lane axis: tensors have a leading axis of clients, many in one process
+or a single one in a process of its own. The server half sees messages and nothing else. All state
+is named tensors, so it can be stored, sent and restored without knowing the method.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from udpfl.algorithms.message import ClientMessage, Tensors
+from udpfl.engine import Correct
+
+
+class LocalTraining(Protocol):
+    """What a method may do with the records of its lanes: train on them, privately.
+
+    Every call is charged by itself, so a method cannot forget to pay.
+    """
+
+    clients: tuple[str, ...]
+    learning_rates: Tensor
+    """[L], this round's."""
+    steps: Tensor
+    """[L] local steps of one call."""
+
+    def __call__(
+        self, start: Tensor, correct: Correct | None = None, state: Mapping[str, Tensor] = ...
+    ) -> Tensor:
+        """Train from parameters [L, d]; returns the new ones. `correct` post-processes each
+        noisy gradient and sees `state` [L, ...]."""
+
+
+@dataclass(frozen=True)
+class ServerStep:
+    """How the server moves: model += learning_rate * v, v = momentum * v + mean update."""
+
+    learning_rate: float = 1.0
+    momentum: float = 0.0
+
+    def init(self, parameters: Tensor) -> Tensors:
+        """The server's state at the start."""
+        state = {"model": parameters.clone()}
+        if self.momentum:
+            state["velocity"] = torch.zeros_like(parameters)
+        return state
+
+    def apply(self, server: Tensors, step: Tensor) -> Tensors:
+        """The state after one step."""
+        if self.momentum:
+            step = self.momentum * server["velocity"] + step
+            server = {**server, "velocity": step}
+        return {**server, "model": server["model"] + self.learning_rate * step}
+
+
+class Algorithm(ABC):
+    """A federated method. Options of the configuration become keyword arguments of `__init__`."""
+
+    name: ClassVar[str]
+
+    def __init__(self, server: ServerStep) -> None:
+        self.server = server
+
+    @abstractmethod
+    def init(self, parameters: Tensor) -> Tensors:
+        """Server state for initial parameters [d]; its entry "model" is the global model."""
+
+    def broadcast(self, server: Tensors) -> Tensors:
+        """The part of the server's state that clients receive."""
+        return {"model": server["model"]}
+
+    def client_init(self, parameters: Tensor) -> Tensors:
+        """State of one client before its first round; empty where a method keeps none."""
+        return {}
+
+    @abstractmethod
+    def client_step(
+        self, received: Tensors, state: Tensors, train: LocalTraining
+    ) -> tuple[Tensors, Tensors]:
+        """The client half: from what was received and each client's own state [L, ...] to the
+        tensors that are released and the new state, both [L, ...]."""
+
+    @abstractmethod
+    def aggregate(self, server: Tensors, messages: Sequence[ClientMessage]) -> Tensors:
+        """The server half: the state after this round's messages."""
+
+
+def weighted_mean(messages: Sequence[ClientMessage], name: str) -> Tensor:
+    """Mean of one tensor over the messages, weighted by declared public sizes."""
+    weights = [message.weight for message in messages]
+    total = sum(weights)
+    mean = torch.zeros_like(messages[0].tensors[name])
+    for message, weight in zip(messages, weights, strict=True):
+        mean += (weight / total) * message.tensors[name]
+    return mean

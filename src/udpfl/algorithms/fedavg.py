@@ -1,0 +1,37 @@
+"""Federated averaging: local steps at each client, the weighted mean of what they learned.
+
+References: McMahan et al. 2017, "Communication-efficient learning of deep networks from
+decentralized data", Algorithm 1; server momentum as in Hsu et al. 2019, "Measuring the effects of
+non-identical data distribution", Section 4.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from udpfl.algorithms.base import Algorithm, LocalTraining, weighted_mean
+from udpfl.algorithms.message import ClientMessage, Tensors
+
+
+class FedAvg(Algorithm):
+    """Clients send how far they moved; the server moves by the mean, weighted by declared sizes.
+
+    Guarantee: a message is a function of the client's noisy releases and of what it received, so it
+    costs exactly what those releases cost.
+    """
+
+    name = "fedavg"
+
+    def init(self, parameters: Tensor) -> Tensors:
+        return self.server.init(parameters)
+
+    def client_step(
+        self, received: Tensors, state: Tensors, train: LocalTraining
+    ) -> tuple[Tensors, Tensors]:
+        start = received["model"].expand(len(train.clients), -1)
+        return {"update": train(start) - start}, state
+
+    def aggregate(self, server: Tensors, messages: Sequence[ClientMessage]) -> Tensors:
+        return self.server.apply(server, weighted_mean(messages, "update"))

@@ -1,0 +1,76 @@
+"""What a client answers: named tensors, the events they cost, and public metadata."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from safetensors.torch import load, save
+from torch import Tensor
+
+from udpfl.accounting.events import Event
+from udpfl.accounting.serial import event_from_dict, event_to_dict
+from udpfl.errors import InvalidInput
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class ClientMessage:
+    """One client's answer in one round. Nothing else of a client ever reaches the server."""
+
+    client: str
+    round: int
+    tensors: Tensors
+    events: tuple[Event, ...] = ()
+    """What releasing the tensors cost; empty where no privacy is claimed."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Public facts only, such as the declared size: never anything computed from records."""
+
+    @property
+    def weight(self) -> float:
+        """The client's declared public size."""
+        return float(self.metadata["declared_size"])
+
+    def copy(self) -> ClientMessage:
+        """The same message with tensors of its own."""
+        return replace(self, tensors={n: t.detach().clone() for n, t in self.tensors.items()})
+
+    def to_bytes(self) -> bytes:
+        """A safetensors file with everything else in its header."""
+        header = {
+            "client": self.client,
+            "round": self.round,
+            "events": [event_to_dict(event) for event in self.events],
+            "metadata": dict(self.metadata),
+        }
+        return tensors_to_bytes(self.tensors, header)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> ClientMessage:
+        """The inverse of `to_bytes`."""
+        tensors, header = tensors_from_bytes(data)
+        events = tuple(event_from_dict(event) for event in header["events"])
+        return cls(header["client"], header["round"], tensors, events, header["metadata"])
+
+
+def tensors_to_bytes(tensors: Tensors, header: Mapping[str, Any] | None = None) -> bytes:
+    """Named tensors as a safetensors file; the header is any JSON object."""
+    plain: Tensors = {}
+    for name, tensor in tensors.items():
+        own = tensor.detach().cpu().contiguous()
+        tied = any(own.data_ptr() == other.data_ptr() for other in plain.values())
+        plain[name] = own.clone() if tied else own  # every name gets its own copy in the file
+    return save(plain, {"udpfl": json.dumps(header or {}, sort_keys=True)})
+
+
+def tensors_from_bytes(data: bytes) -> tuple[Tensors, dict[str, Any]]:
+    """Named tensors on the CPU, and the header."""
+    try:
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + length]).get("__metadata__", {})
+        return load(data), json.loads(header.get("udpfl", "{}"))
+    except Exception as error:  # safetensors raises its own type for each kind of damage
+        raise InvalidInput("message", f"is not a readable safetensors file: {error}") from None

@@ -1,0 +1,203 @@
+"""`udpfl run`: train, with a live view on a terminal and one JSON object for scripts."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from udpfl.accounting.statement import shown
+from udpfl.config import load
+from udpfl.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from udpfl.federation import Run
+
+
+def run(
+    config: Annotated[
+        Path | None,
+        typer.Argument(help="TOML file; without one, the embedded default.", show_default=False),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Change one key, e.g. privacy.epsilon=2. May be repeated."),
+    ] = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder with data files; UDPFL_DATA_DIR does the same.", show_default=False
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the run; a new one under runs/ if not given."),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="Continue this run folder after a crash.", show_default=False),
+    ] = None,
+    json_: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead of a report.")
+    ] = False,
+) -> None:
+    """Train a model over many clients, each within its own privacy budget.
+
+    Examples:
+
+    udpfl run
+
+    udpfl run configs/mnist.toml --data-dir DATA --set privacy.epsilon=2 --set seed=1
+
+    udpfl run --resume runs/mnist5k-fedavg-20260101-120000-ab12
+    """
+    from udpfl.federation import run as train
+
+    overrides = list(set_ or [])
+    if data_dir is not None:
+        overrides.append(f"data.dir={json.dumps(str(data_dir))}")
+    if out is not None:
+        overrides.append(f"out={json.dumps(str(out))}")
+    if resume is not None and (config is not None or overrides):
+        raise InvalidInput("resume", "continues a run as it was begun: no other settings beside it")
+    console = Console(stderr=True)
+    with ExitStack() as stack:
+        view = stack.enter_context(Live(console)) if console.is_terminal else None
+        observers = [view] if view else []
+        try:
+            if resume is not None:
+                result = train(resume=resume, observers=observers)
+            else:
+                settings = load(config, overrides=overrides)
+                if view:
+                    view.expect(settings.training.rounds)
+                result = train(settings, observers=observers)
+        except KeyboardInterrupt:
+            console.print("interrupted; `udpfl run --resume RUN` goes on from the last round")
+            raise
+    if json_:
+        typer.echo(json.dumps(result.to_dict()))
+    else:
+        show(result, Console())
+    if result.stopped:
+        typer.echo(f"udpfl: {result.stopped}", err=True)
+        raise typer.Exit(1)
+
+
+class Live:
+    """A progress bar with rate, remaining time, accuracy and epsilon. An observer of the run."""
+
+    def __init__(self, console: Console) -> None:
+        self._bar = Progress(
+            TextColumn("[bold]round"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[rate]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[figures]}"),
+            console=console,
+        )
+        self._task: TaskID | None = None
+        self._figures = ""
+
+    def __enter__(self) -> Live:
+        self._bar.start()
+        # Warnings go above the bar instead of through it.
+        self._handlers = logging.getLogger().handlers[:]
+        logging.getLogger().handlers[:] = [_Above(self._bar.console)]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+        logging.getLogger().handlers[:] = self._handlers
+
+    def expect(self, rounds: int) -> None:
+        """How many rounds there will be."""
+        self._task = self._bar.add_task("", total=rounds, rate="preparing", figures="")
+
+    def on_message(self, message: Any) -> None:
+        """Nothing to show."""
+
+    def on_model(self, round_: int, model: Any) -> None:
+        """Nothing to show."""
+
+    def on_round(self, row: dict[str, Any]) -> None:
+        """Move the bar on."""
+        if self._task is None:
+            self.expect(row["round"])
+        assert self._task is not None
+        self._figures = figures_of(row) or self._figures
+        rate = f"{1 / max(row['seconds'], 1e-9):.1f}/s"
+        self._bar.update(self._task, completed=row["round"], rate=rate, figures=self._figures)
+
+
+class _Above(logging.Handler):
+    def __init__(self, console: Console) -> None:
+        super().__init__(logging.WARNING)
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._console.print(f"note: {record.getMessage()}", highlight=False, style="yellow")
+
+
+def figures_of(row: dict[str, Any]) -> str:
+    """Accuracy and epsilon of a round in a few words; empty where it was not evaluated."""
+    if row.get("loss") is None:
+        return ""
+    quality = f"accuracy {row['accuracy']:.4f}" if row["accuracy"] is not None else (
+        f"mae {row['mae']:.4f}" if "mae" in row else f"loss {row['loss']:.4f}"
+    )  # fmt: skip
+    if row["privacy"] == "none":
+        return f"{quality}  [red]not private[/]"
+    epsilon = row["epsilon"]["max"]
+    said = "ε" if row["privacy"] == "guarantee" else "nominal ε"
+    return f"{quality}  {said} {epsilon if epsilon == 'inf' else shown(epsilon)}"
+
+
+def show(result: Run, console: Console) -> None:
+    """The outcome for people."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column()
+    last = result.metrics[-1] if result.metrics else {}
+    if result.accuracy is not None:
+        table.add_row("accuracy", f"{result.accuracy:.4f}")
+    for name in ("mae", "mse"):
+        if name in last:
+            table.add_row(name, f"{last[name]:.5f}")
+    if result.loss is not None:
+        table.add_row("loss", f"{result.loss:.4f}")
+    style = {"guarantee": "green", "nominal": "yellow", "none": "bold red"}[result.privacy.kind]
+    table.add_row("privacy", f"[{style}]{result.privacy}[/]")
+    epsilons = sorted({shown(statement.epsilon) for statement in result.clients.values()})
+    if result.privacy.kind != "none" and len(epsilons) > 1:
+        table.add_row("clients", f"{len(result.clients)} clients spent ε from {_range(result)}")
+    scope = "this run only" if result.ledger.parent == result.folder else "shared between runs"
+    table.add_row("ledger", f"{result.ledger} ({scope})")
+    table.add_row("model", str(result.folder / "model.safetensors"))
+    table.add_row("run", f"{result.folder}, {len(result.metrics)} rounds, {result.seconds:.1f} s")
+    console.print(table, highlight=False, soft_wrap=True)
+    sys.stdout.flush()
+
+
+def _range(result: Run) -> str:
+    values = [statement.epsilon for statement in result.clients.values()]
+    return f"{shown(min(values))} to {shown(max(values))}"

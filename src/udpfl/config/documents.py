@@ -1,0 +1,87 @@
+"""What a configuration may hold, for people and for programs, told from the models themselves."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+import tomli_w
+
+from udpfl.config.models import SECTIONS, Config
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of the configuration, for editors and other programs."""
+    return Config.model_json_schema()
+
+
+def example() -> str:
+    """A configuration with every key at its default, explained in comments."""
+    lines = ["# Every key, at its default."]
+    for key, field in known_keys().items():
+        section, _, name = key.rpartition(".")
+        if key in SECTIONS:
+            continue
+        if section and f"[{section}]" not in lines:
+            about = inspect.getdoc(SECTIONS[section]) or ""
+            lines += ["", *_comment(about.replace("\n\n", " ")), f"[{section}]"]
+        default = field["default"]
+        unset = "; not set by default" if default is None else ""
+        lines += ["", *_comment(field["description"])]
+        lines += _comment(f"Allowed: {allowed(field)}{unset}.")
+        lines.append(
+            f"# {_assignment(name, field['examples'][0])}"
+            if default is None
+            else _assignment(name, default)
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _comment(text: str) -> list[str]:
+    return textwrap.wrap(text, 100, initial_indent="# ", subsequent_indent="# ")
+
+
+def _assignment(name: str, value: Any) -> str:
+    return f"{name} = {{}}" if value == {} else tomli_w.dumps({name: value}).strip()
+
+
+@functools.cache
+def known_keys() -> dict[str, dict[str, Any]]:
+    """The JSON schema of every key, sections included, by its dotted name."""
+    keys = dict(Config.model_json_schema()["properties"])
+    for section, model in SECTIONS.items():
+        for name, field in model.model_json_schema()["properties"].items():
+            keys[f"{section}.{name}"] = field
+    return keys
+
+
+def allowed(field: Mapping[str, Any], noun: str = "a {}") -> str:
+    """What a key may be, in words."""
+    match field:
+        case {"anyOf": kinds}:
+            return " or ".join(allowed(kind) for kind in kinds if kind.get("type") != "null")
+        case {"enum": values}:
+            return " or ".join(f'"{value}"' for value in values)
+        case {"const": value}:
+            return f'"{value}"'
+        case {"pattern": pattern}:
+            return f"text that fits {pattern.removeprefix('^(').removesuffix(')$')}"
+        case {"type": "string"}:
+            return "text"
+        case {"type": "array", "items": items}:
+            kind = "a list" if not field.get("minItems") else "a non-empty list"
+            return f"{kind} of {allowed(items, noun='{}s')}"
+        case {"minimum": low, "maximum": high} if low == high:
+            return str(low)
+        case {"type": "integer" | "number" as kind}:
+            signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=",
+                     "exclusiveMaximum": "<"}  # fmt: skip
+            bounds = [f"{sign} {field[bound]}" for bound, sign in signs.items() if bound in field]
+            word = "whole number" if kind == "integer" else "number"
+            if kind == "number" and len(bounds) < 2:
+                word = "finite number"
+            return f"{noun.format(word)} {' and '.join(bounds)}"
+    return "a table"

@@ -1,0 +1,59 @@
+"""Data sets and how they are divided among clients. Each data set is one file; numpy only."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from udpfl.data import mnist, mnist5k, table
+from udpfl.data.options import alternatives
+from udpfl.data.own import as_dataset
+from udpfl.data.partition import Partition, partition, sizes_are_public
+from udpfl.data.records import DataSet, Records, Task
+from udpfl.data.splits import split
+from udpfl.errors import InvalidInput
+
+
+class Loader(Protocol):
+    """Reads one data set. `test` is the share to hold out where there is no official split."""
+
+    def __call__(
+        self, *, seed: int, directory: Path | None, test: float, options: Mapping[str, Any]
+    ) -> DataSet: ...
+
+
+BUILT_IN: dict[str, Loader] = {
+    "mnist5k": mnist5k.load,
+    "mnist": mnist.load,
+    "table": table.load,
+}
+
+
+def load(
+    name: str,
+    *,
+    seed: int = 0,
+    directory: Path | None = None,
+    test: float = 0.2,
+    options: Mapping[str, Any] | None = None,
+) -> DataSet:
+    """Load a built-in data set by name."""
+    if name not in BUILT_IN:
+        raise InvalidInput(
+            "data.name", f"unknown data set {name!r}; {alternatives(name, BUILT_IN)}"
+        )
+    return BUILT_IN[name](seed=seed, directory=directory, test=test, options=options or {})
+
+
+__all__ = [
+    "BUILT_IN",
+    "DataSet",
+    "Loader",
+    "Partition",
+    "Records",
+    "Task",
+    "as_dataset",
+    "load",
+    "partition",
+    "sizes_are_public",
+    "split",
+]

@@ -1,0 +1,99 @@
+"""MNIST from its four public files in IDX format, plain or gzipped, with the official split.
+
+IDX is a big-endian header (a magic number, then one 32-bit size per dimension) and raw bytes.
+"""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from udpfl.data.options import known
+from udpfl.data.records import Array, DataSet, Records
+from udpfl.errors import InvalidInput
+
+_IMAGES, _LABELS = 2051, 2049
+_MEAN, _STD = 0.1307, 0.3081  # published constants, so that scaling learns nothing from the data
+
+
+def load(*, seed: int, directory: Path | None, test: float, options: Mapping[str, Any]) -> DataSet:
+    """The files train-* and t10k-* in `directory`, or in a folder mnist inside it.
+
+    The split is the official one: `seed` and `test` are not used. No options.
+    """
+    known("mnist", options, ())
+    if directory is None:
+        raise InvalidInput(
+            "data.dir",
+            "mnist is read from files: name their folder with --data-dir or UDPFL_DATA_DIR "
+            "(mnist5k needs no files)",
+        )
+    return DataSet(
+        name="mnist",
+        task="classification",
+        train=_records(Path(directory), "train"),
+        test=_records(Path(directory), "t10k"),
+        classes=10,
+    )
+
+
+def scaled(pixels: Array) -> Array:
+    """Images [n, 28, 28] of bytes as [n, 1, 28, 28] with about zero mean and unit variance."""
+    images: Array = ((pixels.astype(np.float32) / 255 - _MEAN) / _STD)[:, None]
+    return images
+
+
+def _records(directory: Path, part: str) -> Records:
+    images_file = _find(directory, f"{part}-images-idx3-ubyte")
+    labels_file = _find(directory, f"{part}-labels-idx1-ubyte")
+    images = _read(images_file, _IMAGES)
+    labels = _read(labels_file, _LABELS)
+    if images.shape[1:] != (28, 28):
+        size = "×".join(map(str, images.shape[1:]))
+        raise InvalidInput("data.dir", f"{images_file} must hold 28×28 images, got {size}")
+    if len(images) != len(labels):
+        raise InvalidInput(
+            "data.dir",
+            f"{images_file} has {len(images)} images, but {labels_file} has {len(labels)} labels",
+        )
+    return Records(scaled(images), labels.astype(np.int64))
+
+
+def _find(directory: Path, name: str) -> Path:
+    folders = (directory, directory / "mnist")
+    for folder in folders:
+        for path in (folder / name, folder / f"{name}.gz"):
+            if path.is_file():
+                return path
+    looked = " and ".join(map(str, folders))
+    raise InvalidInput("data.dir", f"no file {name} or {name}.gz: looked in {looked}")
+
+
+def _read(path: Path, expected: int) -> Array:
+    try:
+        content = path.read_bytes()
+        if path.suffix == ".gz":
+            content = gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise InvalidInput("data.dir", f"cannot read {path}: {error}") from None
+    dimensions = expected % 256  # the last byte of the magic number
+    start = 4 * (1 + dimensions)
+    if len(content) < start:
+        raise InvalidInput("data.dir", f"{path} is too short to be an IDX file")
+    magic, *shape = struct.unpack(f">{1 + dimensions}I", content[:start])
+    if magic != expected:
+        raise InvalidInput("data.dir", f"{path} must start with {expected}, got {magic}")
+    size = len(content) - start
+    # Python integers: a forged header cannot overflow its way past this comparison.
+    announced = 1
+    for length in shape:
+        announced *= length
+    if size != announced:
+        raise InvalidInput("data.dir", f"{path} announces {announced} bytes, but holds {size}")
+    return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)

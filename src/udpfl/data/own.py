@@ -1,0 +1,226 @@
+"""Data that the user brings: arrays, tensors, map-style data sets, or one of them per client.
+
+(inputs, targets)     a tuple of exactly two arrays or tensors: one data set
+a map-style data set  has a length, and item i is a pair (input, target)
+[client, client, …]   a list is always one entry per client, each of either kind above
+"table.csv"           a path: see `udpfl.data.table` for the options it takes
+a DataSet             is taken as it is
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from udpfl.data import table
+from udpfl.data.records import Array, DataSet, Records, Task
+from udpfl.data.splits import hold_out, split, stream
+from udpfl.errors import InvalidInput
+
+Pair = tuple[Array, Array]
+
+
+def as_dataset(
+    data: Any,
+    test: Any = None,
+    *,
+    task: Task | None = None,
+    name: str = "own",
+    classes: int | None = None,
+    columns: Mapping[str, ArrayLike] | None = None,
+    seed: int = 0,
+    options: Mapping[str, Any] | None = None,
+) -> DataSet:
+    """Make a `DataSet` of what the user has; the module says which kinds there are.
+
+    `test` is test data of any of these kinds, or how much to hold out of each client's records: a
+    fraction (0.2 by default) or a count, chosen by `seed`. Without `task`, integer targets are
+    class labels and others are regressed on. `classes` defaults to the largest label plus one;
+    state it when that should not be read off the data. `columns` are further columns, aligned
+    with `data`, to partition by. `options` are for a table.
+    """
+    if isinstance(data, DataSet):
+        if test is not None:
+            raise InvalidInput("data.test", "a DataSet brings its own test records")
+        return data
+    amount = 0.2 if test is None else test
+    splitting = isinstance(amount, Real)
+    if isinstance(data, (str, Path)):
+        if not splitting:
+            raise InvalidInput("data.test", "a table holds out a fraction or a count of its rows")
+        if columns or classes is not None:
+            raise InvalidInput(
+                "data.options", "a table names its columns in `by`, and its `labels`"
+            )
+        settings = {**(options or {}), "path": data, **({"task": task} if task else {})}
+        read = table.load(seed=seed, directory=None, test=amount, options=settings)
+        return replace(read, name=name)
+    if options:
+        raise InvalidInput("data.options", f"only a table takes options, got {sorted(options)}")
+
+    if columns and isinstance(data, list):
+        raise InvalidInput("data.columns", "data that comes per client is not partitioned again")
+    pairs = _clients(data)
+    tests = [] if splitting else _clients(amount)
+    if task is None:
+        whole = all(targets.dtype.kind in "iub" for _, targets in (*pairs, *tests))
+        task = "classification" if whole else "regression"
+    records = [Records(inputs, _for_task(targets, task)) for inputs, targets in pairs]
+    test_records = [Records(inputs, _for_task(targets, task)) for inputs, targets in tests]
+    extra = {key: np.asarray(column) for key, column in (columns or {}).items()}
+    for key, column in extra.items():
+        if len(column) != len(records[0]):
+            raise InvalidInput(
+                f"data.columns.{key}",
+                f"needs one value for each of {len(records[0])} records, got {len(column)}",
+            )
+
+    if splitting:
+        records, test_records, extra = _held_out(records, amount, seed, task, extra)
+    train, tested = _together(records), _together(test_records)
+    if task == "classification" and classes is None:
+        classes = 1 + int(max(train.targets.max(), tested.targets.max()))
+    owners = None
+    if isinstance(data, list):
+        ends = np.cumsum([len(own) for own in records])
+        owners = tuple(np.split(np.arange(len(train)), ends[:-1]))
+    return DataSet(
+        name=name,
+        task=task,
+        train=train,
+        test=tested,
+        classes=classes,
+        columns=extra,
+        owners=owners,
+    )
+
+
+def _clients(data: Any) -> list[Pair]:
+    """One pair of arrays per client; data that is not a list is a single client's."""
+    if not isinstance(data, list):
+        return [_pair(data)]
+    if not data:
+        raise InvalidInput("data", "the list of clients is empty")
+    if any(_is_array(entry) for entry in data):
+        raise InvalidInput(
+            "data", "a list holds one entry per client; write one data set as (inputs, targets)"
+        )
+    return [_pair(entry) for entry in data]
+
+
+def _pair(data: Any) -> Pair:
+    if isinstance(data, Records):
+        return data.inputs, data.targets
+    if isinstance(data, tuple):
+        if len(data) != 2:
+            raise InvalidInput(
+                "data", f"a tuple must be (inputs, targets), got {len(data)} entries"
+            )
+        return _array(data[0], "inputs"), _array(data[1], "targets")
+    mapping = isinstance(data, (Mapping, str, bytes)) or _is_array(data)
+    if mapping or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        raise InvalidInput(
+            "data",
+            "must be (inputs, targets), a map-style data set, a list with one of them per "
+            f"client, or the path of a CSV file, got {type(data).__name__}",
+        )
+    if not len(data):
+        raise InvalidInput("data", "at least one record is needed, got an empty data set")
+    items = [_item(data[i], i) for i in range(len(data))]
+    return _stacked([x for x, _ in items], "inputs"), _stacked([y for _, y in items], "targets")
+
+
+def _item(item: Any, record: int) -> Pair:
+    if not isinstance(item, (tuple, list)) or len(item) != 2:
+        raise InvalidInput(
+            "data", f"record {record} must be a pair (input, target), got {type(item).__name__}"
+        )
+    return _array(item[0], "inputs"), _array(item[1], "targets")
+
+
+def _stacked(arrays: list[Array], part: str) -> Array:
+    for record, array in enumerate(arrays):
+        if array.shape != arrays[0].shape:
+            raise InvalidInput(
+                f"data.{part}",
+                f"every record must have the shape {arrays[0].shape} of the first, "
+                f"record {record} has {array.shape}",
+            )
+    return np.stack(arrays)
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def _array(values: Any, part: str) -> Array:
+    try:
+        # A tensor, recognised by its manners: torch need not be installed to use arrays.
+        tensor = hasattr(values, "detach")
+        array = np.asarray(values.detach().cpu().numpy() if tensor else values)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"data.{part}", f"cannot be made an array: {error}") from None
+    if array.dtype.kind not in "iubf":
+        raise InvalidInput(
+            f"data.{part}", f"must be an array of real numbers, got dtype {array.dtype}"
+        )
+    return array
+
+
+def _for_task(targets: Array, task: str) -> Array:
+    if task == "regression":
+        return targets.astype(np.float32) if targets.dtype.kind in "iub" else targets
+    if task == "classification" and targets.dtype.kind == "f":
+        wrong = np.flatnonzero(~np.isfinite(targets) | (targets != np.floor(targets)))
+        if len(wrong):
+            raise InvalidInput(
+                "data.targets",
+                f"class labels must be whole numbers, got {targets.reshape(-1)[wrong[0]]}",
+            )
+        return targets.astype(np.int64)
+    return targets
+
+
+def _held_out(
+    records: list[Records], size: float, seed: int, task: str, extra: Mapping[str, Array]
+) -> tuple[list[Records], list[Records], dict[str, Array]]:
+    """Training and test records of every client; a client with few records may test none."""
+
+    def labels(own: Records) -> Array | None:
+        return own.targets if task == "classification" else None
+
+    if len(records) == 1:
+        kept, held_out = hold_out(len(records[0]), size, seed, labels(records[0]))
+        columns = {key: column[kept] for key, column in extra.items()}
+        return [records[0].subset(kept)], [records[0].subset(held_out)], columns
+    train, tested = [], []
+    for client, own in enumerate(records):
+        kept, held_out = split(len(own), size, stream(seed, client), labels(own))
+        train.append(own.subset(kept))
+        if len(held_out):
+            tested.append(own.subset(held_out))
+    if not tested:
+        raise InvalidInput("data.test", f"{size} of each client's records leaves none to test on")
+    return train, tested, {}
+
+
+def _together(parts: list[Records]) -> Records:
+    first = parts[0]
+    for client, part in enumerate(parts):
+        shapes = (part.inputs.shape[1:], part.targets.shape[1:])
+        if shapes != (first.inputs.shape[1:], first.targets.shape[1:]):
+            raise InvalidInput(
+                "data",
+                f"client {client} has records of shape {shapes[0]} and {shapes[1]}, "
+                f"others {first.inputs.shape[1:]} and {first.targets.shape[1:]}",
+            )
+    if len(parts) == 1:
+        return first
+    inputs = np.concatenate([part.inputs for part in parts])
+    return Records(inputs, np.concatenate([part.targets for part in parts]))

@@ -1,0 +1,197 @@
+"""What a data set is: parallel arrays of inputs and targets, checked once when they are built."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from udpfl.errors import InvalidInput
+
+Array = NDArray[Any]
+Indices = NDArray[np.int64]
+Task = Literal["classification", "regression"]
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """Records 0..n-1: `inputs[i]` belongs to `targets[i]`.
+
+    Inputs [n, ...] become float32, and integers other than bytes stay token ids, as int64; a plain
+    list of numbers becomes [n, 1]. Integer targets are class labels [n], any others are values to
+    regress on [n, k].
+    """
+
+    inputs: Array
+    targets: Array
+
+    def __post_init__(self) -> None:
+        inputs, targets = _inputs(self.inputs), _targets(self.targets)
+        if len(inputs) != len(targets):
+            raise InvalidInput(
+                "data.targets", f"{len(inputs)} inputs need as many targets, got {len(targets)}"
+            )
+        if not len(inputs):
+            raise InvalidInput("data.inputs", "at least one record is needed, got none")
+        _finite("data.inputs", inputs)
+        _finite("data.targets", targets)
+        object.__setattr__(self, "inputs", inputs)
+        object.__setattr__(self, "targets", targets)
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def subset(self, indices: ArrayLike) -> Records:
+        """The records at these positions, in this order."""
+        chosen = np.asarray(indices, dtype=np.int64)
+        return Records(self.inputs[chosen], self.targets[chosen])
+
+    def fingerprint(self, indices: ArrayLike | None = None) -> str:
+        """32 hexadecimal digits that name the chosen records (all by default), in any order.
+
+        Each record is hashed with its target and the hashes are sorted: the same people in another
+        order are the same data, which is what a privacy budget has to be charged to.
+        """
+        chosen = np.arange(len(self)) if indices is None else np.asarray(indices, dtype=np.int64)
+        digests = sorted(
+            blake2b(self.inputs[i].tobytes() + self.targets[i].tobytes()).digest() for i in chosen
+        )
+        whole = blake2b(digest_size=16)
+        for part in (self.inputs, self.targets):
+            whole.update(f"{part.dtype.str} {(len(chosen), *part.shape[1:])};".encode())
+        whole.update(b"".join(digests))
+        return whole.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class DataSet:
+    """Records to train on and records to test on, for one task."""
+
+    name: str
+    task: Task
+    train: Records
+    test: Records
+    classes: int | None
+    """How many labels there are; None for regression."""
+    columns: Mapping[str, Array] = field(default_factory=dict)
+    """Further columns aligned with `train`, to partition by."""
+    owners: tuple[Indices, ...] | None = None
+    """Positions in `train` per client, when the data came client by client."""
+
+    def __post_init__(self) -> None:
+        if self.task not in get_args(Task):
+            raise InvalidInput(
+                "data.task", f"must be classification or regression, got {self.task!r}"
+            )
+        if self.test.inputs.shape[1:] != self.input_shape:
+            raise InvalidInput(
+                "data.test",
+                f"test inputs must have the shape {self.input_shape} of the training inputs, "
+                f"got {self.test.inputs.shape[1:]}",
+            )
+        if self.train.inputs.dtype != self.test.inputs.dtype:
+            raise InvalidInput(
+                "data.test",
+                f"test inputs must be {self.train.inputs.dtype} like the training inputs, "
+                f"got {self.test.inputs.dtype}",
+            )
+        for records in (self.train, self.test):
+            self._check_targets(records.targets)
+        for name, column in self.columns.items():
+            if len(column) != len(self.train):
+                raise InvalidInput(
+                    f"data.columns.{name}",
+                    f"needs one value for each of {len(self.train)} records, got {len(column)}",
+                )
+        if self.owners is not None:
+            _check_owners(self.owners, len(self.train))
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one input."""
+        return tuple(self.train.inputs.shape[1:])
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers a model answers with: one per class, or one per regressed value."""
+        return int(self.train.targets.shape[1]) if self.classes is None else self.classes
+
+    def _check_targets(self, targets: Array) -> None:
+        labels = targets.ndim == 1
+        if labels != (self.task == "classification"):
+            found = "class labels" if labels else "values to regress on"
+            raise InvalidInput("data.task", f"is {self.task}, but the targets are {found}")
+        if labels != (self.classes is not None):
+            wanted = "the number of classes" if labels else "None"
+            raise InvalidInput(
+                "data.classes", f"must be {wanted} for {self.task}, got {self.classes}"
+            )
+        if self.classes is None:
+            if targets.shape[1] != self.train.targets.shape[1]:
+                raise InvalidInput(
+                    "data.test",
+                    f"test targets must have {self.train.targets.shape[1]} values each, "
+                    f"got {targets.shape[1]}",
+                )
+            return
+        wrong = np.flatnonzero((targets < 0) | (targets >= self.classes))
+        if len(wrong):
+            raise InvalidInput(
+                "data.targets",
+                f"labels must lie in 0..{self.classes - 1}, "
+                f"got {targets[wrong[0]]} in record {wrong[0]}",
+            )
+
+
+def _inputs(values: ArrayLike) -> Array:
+    array = np.asarray(values)
+    if array.ndim == 0 or 0 in array.shape[1:]:
+        raise InvalidInput(
+            "data.inputs", f"must be an array of records, got an array of shape {array.shape}"
+        )
+    if array.ndim == 1:
+        array = array[:, None]
+    if array.dtype.kind in "iu" and array.dtype != np.uint8:
+        return array.astype(np.int64, copy=False)
+    return _float32("data.inputs", array)
+
+
+def _targets(values: ArrayLike) -> Array:
+    array = np.asarray(values)
+    if array.ndim not in (1, 2) or 0 in array.shape[1:]:
+        raise InvalidInput("data.targets", f"must have shape [n] or [n, k], got {array.shape}")
+    if array.dtype.kind in "iub":
+        if array.ndim == 2 and array.shape[1] != 1:
+            raise InvalidInput(
+                "data.targets", f"must hold one class label per record, got {array.shape}"
+            )
+        return array.reshape(-1).astype(np.int64, copy=False)
+    return _float32("data.targets", array[:, None] if array.ndim == 1 else array)
+
+
+def _float32(parameter: str, array: Array) -> Array:
+    if array.dtype.kind not in "fub":
+        raise InvalidInput(parameter, f"must hold real numbers, got dtype {array.dtype}")
+    with np.errstate(over="ignore"):  # what overflows is infinite, and refused below as such
+        return array.astype(np.float32, copy=False)
+
+
+def _finite(parameter: str, array: Array) -> None:
+    finite = np.isfinite(array)
+    if not finite.all():
+        record = int(np.argwhere(~finite)[0][0])
+        raise InvalidInput(parameter, f"must be finite 32-bit numbers, record {record} is not")
+
+
+def _check_owners(owners: tuple[Indices, ...], records: int) -> None:
+    if not owners or not all(len(own) for own in owners):
+        raise InvalidInput("data.owners", "every client needs at least one record")
+    everything = np.concatenate(owners)
+    if everything.min() < 0 or everything.max() >= records:
+        raise InvalidInput("data.owners", f"positions must lie in 0..{records - 1}")
+    if len(np.unique(everything)) != len(everything):
+        raise InvalidInput("data.owners", "a record belongs to one client only")

@@ -1,0 +1,77 @@
+"""Records set aside at random: for testing, or as public data."""
+
+from __future__ import annotations
+
+from numbers import Integral, Real
+
+import numpy as np
+
+from udpfl.data.records import Array, Indices
+from udpfl.errors import InvalidInput
+
+
+def split(
+    records: int,
+    size: float,
+    rng: np.random.Generator,
+    targets: Array | None = None,
+    *,
+    parameter: str = "data.test",
+) -> tuple[Indices, Indices]:
+    """Positions to keep and positions held out, both sorted.
+
+    `size` is a fraction in [0, 1) when it is a float and a count when it is an int. With class
+    labels [n] as `targets` every class gives its share, rounded so that the total is exact.
+    """
+    count = _count(records, size, parameter)
+    order = rng.permutation(records)
+    if targets is None or targets.ndim != 1:
+        held_out = order[:count]
+    else:
+        _, label, sizes = np.unique(targets[order], return_inverse=True, return_counts=True)
+        # Whole numbers throughout: a float could tip a share of exactly one half either way.
+        shares, remainders = np.divmod(count * sizes, records)
+        leftover = count - int(shares.sum())
+        shares[np.argsort(-remainders, kind="stable")[:leftover]] += 1
+        by_class = order[np.argsort(label, kind="stable")]
+        starts = np.cumsum(sizes) - sizes
+        held_out = np.concatenate(
+            [by_class[start : start + share] for start, share in zip(starts, shares, strict=True)]
+        )
+    chosen = np.zeros(records, dtype=bool)
+    chosen[held_out] = True
+    return np.flatnonzero(~chosen), np.flatnonzero(chosen)
+
+
+def stream(seed: int, *client: int) -> np.random.Generator:
+    """The random numbers that choose test records, apart from every other use of the seed."""
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
+        raise InvalidInput("seed", f"must be a whole number from 0, got {seed!r}")
+    return np.random.default_rng([*b"data.test", int(seed), *client])
+
+
+def hold_out(
+    records: int, size: float, seed: int, targets: Array | None = None
+) -> tuple[Indices, Indices]:
+    """The split into training and test records that `seed` decides; neither part is empty."""
+    kept, held_out = split(records, size, stream(seed), targets)
+    if not len(held_out):
+        raise InvalidInput("data.test", f"{size} of {records} records leaves none to test on")
+    return kept, held_out
+
+
+def _count(records: int, size: float, parameter: str) -> int:
+    if isinstance(size, bool) or not isinstance(size, Real):
+        raise InvalidInput(parameter, f"must be a fraction or a count, got {size!r}")
+    if isinstance(size, Integral):
+        if not 0 <= size < records:
+            raise InvalidInput(
+                parameter, f"must be a count from 0 to {records - 1} of {records}, got {size}"
+            )
+        return int(size)
+    if not 0 <= size < 1:
+        raise InvalidInput(parameter, f"must be a fraction in [0, 1), got {size}")
+    count = round(size * records)
+    if count == records:
+        raise InvalidInput(parameter, f"{size} of {records} records leaves none to train on")
+    return count

@@ -1,0 +1,192 @@
+"""A table in a CSV file with a header: one record per row, numeric features, any labels.
+
+Options:
+  path    the file; a relative one is looked for in the data directory, then where you are
+  target  the column to predict; for regression also a list of columns
+  task    "classification" (default) or "regression"
+  by      a column, or a list of them, kept for partitioning and not used as a feature
+  labels  every class label there may be; without it, those that occur, in sorted order
+  scale   column -> [low, high]: public bounds that are mapped to [-1, 1], values beyond clamped
+
+Nothing is learned from the records but, without `labels`, which labels occur: scaling by observed
+means or extremes would release them unaccounted.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+
+from udpfl.data.options import alternatives, known
+from udpfl.data.records import Array, DataSet, Records, Task
+from udpfl.data.splits import hold_out
+from udpfl.errors import InvalidInput
+
+OPTIONS = ("path", "target", "task", "by", "labels", "scale")
+Table = dict[str, list[str]]
+
+
+def load(*, seed: int, directory: Path | None, test: float, options: Mapping[str, Any]) -> DataSet:
+    """The table at `options["path"]`, with `test` of its rows held out."""
+    known("table", options, OPTIONS)
+    path = _find(options.get("path"), directory)
+    table = _read(path)
+    target = _columns("target", options.get("target"), table)
+    by = _columns("by", options.get("by") or [], table)
+    if not target:
+        raise InvalidInput("data.options.target", "name the column to predict")
+    task: Task = options.get("task") or "classification"
+    if task not in get_args(Task):
+        raise InvalidInput(
+            "data.options.task", f"must be classification or regression, got {task!r}"
+        )
+    classify = task == "classification"
+    features = [name for name in table if name not in (*target, *by)]
+    if not features:
+        raise InvalidInput("data.options.path", f"{path} has no column left to predict from")
+    scale = _scale(options.get("scale"), features if classify else [*features, *target])
+
+    def numeric(names: Sequence[str]) -> Array:
+        return np.stack([_bounded(n, _numbers(n, table[n]), scale.get(n)) for n in names], axis=1)
+
+    classes: int | None = None
+    if classify:
+        targets, classes = _classes(target, table, options.get("labels"))
+    else:
+        targets = numeric(target)
+    records = Records(numeric(features), targets)
+    kept, held_out = hold_out(len(records), test, seed, targets if classify else None)
+    return DataSet(
+        name=path.stem,
+        task=task,
+        train=records.subset(kept),
+        test=records.subset(held_out),
+        classes=classes,
+        columns={name: _labels(name, table[name])[kept] for name in by},
+    )
+
+
+def _find(path: Any, directory: Path | None) -> Path:
+    if not isinstance(path, (str, Path)) or not str(path):
+        raise InvalidInput("data.options.path", f"must name a CSV file, got {path!r}")
+    places = [Path(path)] if directory is None else [Path(directory) / path, Path(path)]
+    for place in places:
+        if place.is_file():
+            return place
+    looked = " nor ".join(dict.fromkeys(map(str, places)))
+    raise InvalidInput("data.options.path", f"there is no file {looked}")
+
+
+def _read(path: Path) -> Table:
+    """The columns by name, as text without surrounding blanks."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            header, *rows = [[cell.strip() for cell in row] for row in csv.reader(file) if row]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InvalidInput("data.options.path", f"cannot read {path}: {error}") from None
+    except ValueError:  # nothing to unpack
+        raise InvalidInput("data.options.path", f"{path} is empty") from None
+    if len(set(header)) != len(header) or "" in header:
+        raise InvalidInput("data.options.path", f"{path} needs a header of distinct column names")
+    if not rows:
+        raise InvalidInput("data.options.path", f"{path} has a header, but no rows")
+    for number, row in enumerate(rows, 1):
+        if len(row) != len(header):
+            raise InvalidInput(
+                "data.options.path",
+                f"{path}: row {number} has {len(row)} values for {len(header)} columns",
+            )
+    return {name: [row[i] for row in rows] for i, name in enumerate(header)}
+
+
+def _columns(option: str, names: Any, table: Table) -> list[str]:
+    chosen = [names] if isinstance(names, str) else list(names or ())
+    for name in chosen:
+        if name not in table:
+            raise InvalidInput(
+                f"data.options.{option}", f"no column {name!r}; {alternatives(str(name), table)}"
+            )
+    if len(set(chosen)) != len(chosen):
+        raise InvalidInput(f"data.options.{option}", f"names a column twice: {chosen}")
+    return chosen
+
+
+def _numbers(column: str, values: Sequence[str]) -> Array:
+    numbers = np.empty(len(values))
+    for row, text in enumerate(values):
+        try:
+            number = float(text)
+        except ValueError:
+            reason = f"{text!r} is not a number" if text else "the value is missing"
+        else:
+            numbers[row] = number
+            if math.isfinite(number):
+                continue
+            reason = f"{text!r} is missing or not finite"
+        raise InvalidInput("data.options.path", f"column {column!r}, row {row + 1}: {reason}")
+    return numbers
+
+
+def _scale(scale: Any, numeric: Sequence[str]) -> Mapping[str, Any]:
+    scale = scale or {}
+    if not isinstance(scale, Mapping):
+        raise InvalidInput("data.options.scale", f"must map columns to bounds, got {scale!r}")
+    for name in scale:
+        if name not in numeric:
+            raise InvalidInput(
+                f"data.options.scale.{name}", f"is no numeric column; {alternatives(name, numeric)}"
+            )
+    return scale
+
+
+def _bounded(column: str, numbers: Array, bounds: Any) -> Array:
+    if bounds is None:
+        return numbers
+    try:
+        low, high = map(float, bounds)
+    except (TypeError, ValueError):
+        low = high = math.nan
+    if not (low < high and math.isfinite(high - low)):
+        raise InvalidInput(
+            f"data.options.scale.{column}", f"must be [low, high] with low < high, got {bounds!r}"
+        )
+    result: Array = np.clip(2 * (numbers - low) / (high - low) - 1, -1, 1)
+    return result
+
+
+def _labels(column: str, values: Sequence[str]) -> Array:
+    """Whole numbers where every value is one, else text: so that 10 sorts after 9."""
+    if "" in values:
+        raise InvalidInput(
+            "data.options.path",
+            f"column {column!r}, row {values.index('') + 1}: the value is missing",
+        )
+    try:
+        return np.array([int(value) for value in values], dtype=np.int64)
+    except (ValueError, OverflowError):
+        return np.array(values)
+
+
+def _classes(target: Sequence[str], table: Table, labels: Any) -> tuple[Array, int]:
+    """Each row's label as its position among the labels, and how many labels there are."""
+    if len(target) != 1:
+        raise InvalidInput(
+            "data.options.target", f"classification has one target column, got {list(target)}"
+        )
+    found = _labels(target[0], table[target[0]])
+    if labels is None:
+        distinct, positions = np.unique(found, return_inverse=True)
+        return positions.astype(np.int64), len(distinct)
+    names = {str(label): position for position, label in enumerate(labels)}
+    for row, value in enumerate(map(str, found)):
+        if value not in names:
+            raise InvalidInput(
+                "data.options.labels",
+                f"column {target[0]!r}, row {row + 1}: {value!r} is not among {list(labels)}",
+            )
+    return np.array([names[str(value)] for value in found], dtype=np.int64), len(names)

@@ -1,0 +1,42 @@
+"""How much to compute at once: lanes stacked or one by one, and how many samples of each."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from udpfl.engine.training import Limits
+
+Stacking = Literal["auto", "stacked", "single"]
+
+_SMALL_MODEL = 100_000
+"""Parameters up to which stacking pays on a CPU: below it, calling overhead is what costs; above
+it the matrices of one lane fill the cores, and padding batches to one length is a loss."""
+_CACHE_FRIENDLY = 64 << 20
+"""Bytes per pass on a CPU; larger passes are not faster, they only miss the caches."""
+
+
+def choose_limits(
+    stacking: Stacking,
+    *,
+    lanes: int,
+    dimension: int,
+    bytes_per_sample: int,
+    memory: int,
+    chunk: int | None,
+    device: torch.device,
+) -> Limits:
+    """Lanes and samples per pass that keep per-sample work within `memory` bytes."""
+    on_cpu = device.type == "cpu"
+    together = {
+        "stacked": lanes,
+        "single": 1,
+        "auto": lanes if not on_cpu or dimension <= _SMALL_MODEL else 1,
+    }[stacking]
+    # Random words (8 bytes) and a few copies (4 bytes) of every parameter live at the same time.
+    per_lane = 24 * dimension
+    together = max(1, min(together, memory // (2 * per_lane) if per_lane else together))
+    room = min(memory, _CACHE_FRIENDLY) if on_cpu else memory
+    samples = max(1, (room - min(room // 2, together * per_lane)) // (together * bytes_per_sample))
+    return Limits(together, min(samples, chunk) if chunk else samples)

@@ -1,0 +1,21 @@
+"""The round loop, the client half, the run folder, and `run`, which ties them together."""
+
+from udpfl.federation.clients import Clients, Protection, Request, Site
+from udpfl.federation.folder import RunFolder
+from udpfl.federation.observers import Observer
+from udpfl.federation.participants import Participant
+from udpfl.federation.rounds import Federation
+from udpfl.federation.run import Run, run
+
+__all__ = [
+    "Clients",
+    "Federation",
+    "Observer",
+    "Participant",
+    "Protection",
+    "Request",
+    "Run",
+    "RunFolder",
+    "Site",
+    "run",
+]

@@ -1,0 +1,249 @@
+"""The client half: answer a request, or say why not.
+
+A stored answer is sent again. A client whose budget would not hold does not train. Everyone else
+trains, and the charge and the answer are committed to the ledger together before the answer leaves.
+The same code answers for all clients of a simulation at once, or for a single one whose whole state
+is in its ledger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from udpfl.accounting import PoissonSampled, Repeated
+from udpfl.accounting.events import Event
+from udpfl.algorithms import Algorithm, ClientMessage, Tensors
+from udpfl.algorithms.message import tensors_from_bytes, tensors_to_bytes
+from udpfl.engine import (
+    Clipper,
+    Correct,
+    LaneModel,
+    Lanes,
+    Limits,
+    MechanismNoiser,
+    Noiseless,
+    Noiser,
+    NormClipper,
+    PrivateStream,
+    Unclipped,
+    train_round,
+)
+from udpfl.errors import BudgetExceeded
+from udpfl.federation.participants import Participant
+from udpfl.harmonizer.charges import Charge
+from udpfl.harmonizer.ledger import Ledger
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a client knows and the server does not: its records and its account."""
+
+    participant: Participant
+    account: int
+    records: Tensor
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the server asks of some clients in one round."""
+
+    round: int
+    received: Tensors
+    learning_rate: float
+
+
+@dataclass
+class Answers:
+    """Released messages, refusals by client, and diagnostics of a simulation."""
+
+    messages: list[ClientMessage] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+    bytes_up: int = 0
+    clipped_fraction: float | None = None
+    signal_to_noise: float | None = None
+
+
+Protection = Callable[[Sequence[Participant]], tuple[Clipper, Noiser]]
+"""What stands between records and releases. An auditor hands in one of its own."""
+
+
+class Clients:
+    """The client half for any number of clients at once."""
+
+    def __init__(
+        self,
+        run: str,
+        key: str,
+        model: LaneModel,
+        inputs: Tensor,
+        targets: Tensor,
+        algorithm: Algorithm,
+        ledger: Ledger,
+        stream: PrivateStream,
+        limits: Limits,
+        protection: Protection | None = None,
+    ) -> None:
+        self._run, self._key = run, key
+        self._model, self._inputs, self._targets = model, inputs, targets
+        self._algorithm, self._ledger = algorithm, ledger
+        self._stream, self._limits = stream, limits
+        self._protection = protection or planned_protection
+
+    def answer(self, request: Request, sites: Sequence[Site]) -> Answers:
+        """Answer for these clients.
+
+        Guarantee: every message returned is stored in the ledger together with its charge, and no
+        client's charges exceed its budget.
+        """
+        answers = Answers()
+        stored: dict[str, bytes] = {}
+        willing = []
+        for site in sites:
+            name = site.participant.name
+            again = self._ledger.message(self._run, site.account, request.round)
+            if again is not None:
+                stored[name] = again
+                continue
+            event = site.participant.round_event
+            if event is not None and self._ledger.would_exceed(site.account, event):
+                answers.refused[name] = "its budget does not allow another round"
+                continue
+            willing.append(site)
+        if willing:
+            stored |= self._train_and_charge(request, willing, answers)
+        for site in sites:  # in the order asked, however they came about
+            if data := stored.get(site.participant.name):
+                answers.messages.append(ClientMessage.from_bytes(data))
+                answers.bytes_up += len(data)
+        return answers
+
+    def _train_and_charge(
+        self, request: Request, sites: Sequence[Site], answers: Answers
+    ) -> dict[str, bytes]:
+        train = _Training(self, request, sites)
+        state = self._states(request, sites)
+        tensors, state = self._algorithm.client_step(request.received, state, train)
+        answers.clipped_fraction, answers.signal_to_noise = train.diagnostics()
+        charges = []
+        for lane, site in enumerate(sites):
+            message = ClientMessage(
+                site.participant.name,
+                request.round,
+                {name: tensor[lane] for name, tensor in tensors.items()},
+                tuple(train.events[lane]),
+                {"declared_size": site.participant.declared_size},
+            )
+            own = {name: tensor[lane] for name, tensor in state.items()}
+            kept = tensors_to_bytes(own) if own else b""
+            charges.append(
+                Charge(
+                    site.account, self._run, request.round, message.events, message.to_bytes(), kept
+                )
+            )
+        try:
+            self._ledger.commit(charges)
+        except BudgetExceeded:
+            # Another process spent from the same budget meanwhile: charge one by one, and let only
+            # those go whose budget is used up. What they computed is dropped, not released.
+            charges = [charge for charge in charges if self._committed(charge, sites, answers)]
+        names = {site.account: site.participant.name for site in sites}
+        return {names[charge.account]: charge.message for charge in charges}
+
+    def _committed(self, charge: Charge, sites: Sequence[Site], answers: Answers) -> bool:
+        try:
+            self._ledger.commit([charge])
+        except BudgetExceeded as reason:
+            name = next(s.participant.name for s in sites if s.account == charge.account)
+            answers.refused[name] = str(reason)
+            return False
+        return True
+
+    def _states(self, request: Request, sites: Sequence[Site]) -> Tensors:
+        """The clients' own state, stacked along the lane axis."""
+        device = self._inputs.device
+        fresh = self._algorithm.client_init(request.received["model"])
+        if not fresh:
+            return {}
+        rows = []
+        for site in sites:
+            kept = self._ledger.state(self._run, site.account)
+            rows.append(tensors_from_bytes(kept)[0] if kept else fresh)
+        return {name: torch.stack([row[name].to(device) for row in rows]) for name in fresh}
+
+
+class _Training:
+    """Local training as a method sees it. It notes the events of every call."""
+
+    def __init__(self, home: Clients, request: Request, sites: Sequence[Site]) -> None:
+        self._home, self._round = home, request.round
+        device = home._inputs.device
+        people = [site.participant for site in sites]
+        self.clients = tuple(person.name for person in people)
+        self.learning_rates = torch.full((len(sites),), request.learning_rate, device=device)
+        self.steps = torch.tensor([person.steps for person in people], device=device)
+        self.events: list[list[Event]] = [[] for _ in sites]
+        clipper, noiser = home._protection(people)
+        self._lanes = Lanes(
+            runs=(home._key,) * len(sites),
+            clients=self.clients,
+            records=tuple(site.records for site in sites),
+            rates=tuple(person.rate for person in people),
+            denominators=torch.tensor(
+                [person.rate * person.declared_size for person in people], device=device
+            ),
+            learning_rates=self.learning_rates,
+            steps=tuple(person.steps for person in people),
+            clipper=clipper,
+            noiser=noiser,
+        )
+        self._people = people
+        self._calls = 0
+        self._measured: list[tuple[float, float]] = []
+
+    def __call__(
+        self,
+        start: Tensor,
+        correct: Correct | None = None,
+        state: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        home = self._home
+        lanes = self._lanes.with_state(state or {}, self._calls * max(self._lanes.steps))
+        self._calls += 1
+        for events, person in zip(self.events, self._people, strict=True):
+            if person.release is not None:
+                events.append(Repeated(PoissonSampled(person.rate, person.release), person.steps))
+        trained = train_round(
+            home._model, home._inputs, home._targets, start, lanes, self._round,
+            home._stream, home._limits, correct,
+        )  # fmt: skip
+        self._measured.append(
+            (float(trained.clipped_fraction.mean()), float(trained.signal_to_noise.mean()))
+        )
+        return trained.parameters
+
+    def diagnostics(self) -> tuple[float | None, float | None]:
+        """Mean clip fraction and signal-to-noise ratio; None where nothing is clipped."""
+        if not self._measured or self._people[0].release is None:
+            return None, None
+        fractions, ratios = zip(*self._measured, strict=True)
+        return sum(fractions) / len(fractions), sum(ratios) / len(ratios)
+
+
+def planned_protection(people: Sequence[Participant]) -> tuple[Clipper, Noiser]:
+    """The clipper and the noiser whose release was planned and will be charged."""
+    releases = [person.release for person in people]
+    if all(release is None for release in releases):
+        return Unclipped(), Noiseless()
+    planned = [release for release in releases if release is not None]
+    assert len(planned) == len(releases), "either everyone is private or no one is"
+    norm = planned[0].sensitivity.norm
+    clipper = NormClipper(norm, [release.sensitivity.bound for release in planned])
+    for lane, release in enumerate(planned):
+        dimension = release.sensitivity.dimension
+        assert dimension is not None
+        assert clipper.sensitivity(lane, dimension) == release.sensitivity
+    return clipper, MechanismNoiser([release.mechanism for release in planned])

@@ -1,0 +1,171 @@
+"""The run folder: everything a run leaves behind, written so that a crash never corrupts it.
+
+config.toml          the resolved configuration
+run.json             identity, version, and whether the run is private
+participants.json    what each client declares, and its noise
+records.npz          the record indices of each client, of the test and of the public split
+metrics.jsonl        one line per round
+checkpoints/         the server's state after the latest rounds
+ledger.sqlite        charges and answers, unless the run uses a shared ledger
+updates/             released messages of the rounds in `record_updates`
+model.safetensors    the final global model, under the model's own parameter names
+summary.json         what `udpfl run --json` prints
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from udpfl.algorithms.message import Tensors, tensors_from_bytes, tensors_to_bytes
+from udpfl.data.records import Indices
+from udpfl.errors import InvalidInput, UdpflError
+
+_KEPT = 2
+
+
+class RunFolder:
+    """Reads and writes one run folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path) -> RunFolder:
+        """A new, empty run folder."""
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise InvalidInput(
+                "out", f"{str(path)!r} exists and is not empty; --resume continues a run"
+            )
+        try:
+            (path / "checkpoints").mkdir(parents=True)
+        except OSError as error:
+            raise InvalidInput("out", f"cannot create {str(path)!r}: {error.strerror}") from None
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """A folder that a run has begun."""
+        folder = cls(path)
+        if not folder.config.is_file() or not (path / "run.json").is_file():
+            raise InvalidInput("resume", f"{str(path)!r} is not a run folder")
+        return folder
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration."""
+        return self.path / "config.toml"
+
+    @property
+    def ledger(self) -> Path:
+        """The run's own ledger."""
+        return self.path / "ledger.sqlite"
+
+    @property
+    def model(self) -> Path:
+        """The final model."""
+        return self.path / "model.safetensors"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON line per round."""
+        return self.path / "metrics.jsonl"
+
+    def write_json(self, name: str, value: Any) -> None:
+        """A JSON file, whole or not at all."""
+        self._write(self.path / name, (json.dumps(value, indent=2) + "\n").encode())
+
+    def read_json(self, name: str) -> Any:
+        """A JSON file of this run."""
+        try:
+            return json.loads((self.path / name).read_text())
+        except (OSError, ValueError) as error:
+            raise InvalidInput("resume", f"cannot read {self.path / name}: {error}") from None
+
+    def write_text(self, name: str, text: str) -> None:
+        """A text file, whole or not at all."""
+        self._write(self.path / name, text.encode())
+
+    def write_records(self, parts: Sequence[Indices], public: Indices) -> None:
+        """Who held which records (positions in the training set)."""
+        arrays = {f"client-{i}": part for i, part in enumerate(parts)}
+        np.savez_compressed(self.path / "records.npz", public=public, **arrays)  # type: ignore[arg-type]
+
+    def write_checkpoint(self, round_: int, server: Tensors) -> None:
+        """The server's state after a round. The two latest are kept."""
+        data = tensors_to_bytes(server, {"round": round_})
+        self._write(self._checkpoint(round_), data)
+        for old in self._checkpoints()[:-_KEPT]:
+            old.unlink(missing_ok=True)
+
+    def read_checkpoint(self) -> tuple[int, Tensors] | None:
+        """The latest readable checkpoint; None before the first."""
+        for path in reversed(self._checkpoints()):
+            try:
+                tensors, header = tensors_from_bytes(path.read_bytes())
+                return int(header["round"]), tensors
+            except (UdpflError, OSError, KeyError):
+                continue
+        return None
+
+    def _checkpoint(self, round_: int) -> Path:
+        return self.path / "checkpoints" / f"round-{round_:06d}.safetensors"
+
+    def _checkpoints(self) -> list[Path]:
+        return sorted((self.path / "checkpoints").glob("round-*.safetensors"))
+
+    def append_metrics(self, row: Mapping[str, Any]) -> None:
+        """One more line."""
+        with self.metrics.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def read_metrics(self, up_to: int | None = None) -> list[dict[str, Any]]:
+        """The rows of the rounds so far; a line that a crash cut short is left out."""
+        if not self.metrics.exists():
+            return []
+        rows = []
+        for line in self.metrics.read_text().splitlines():
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue
+            if up_to is None or row["round"] <= up_to:
+                rows.append(row)
+        return rows
+
+    def rewrite_metrics(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Drop the rows of rounds that will run again."""
+        self._write(self.metrics, "".join(json.dumps(row) + "\n" for row in rows).encode())
+
+    def write_update(self, round_: int, client: str, data: bytes) -> None:
+        """Keep a released message for analysis."""
+        (self.path / "updates").mkdir(exist_ok=True)
+        self._write(self.path / "updates" / f"round-{round_:06d}-{client}.safetensors", data)
+
+    def write_model(self, tensors: Tensors) -> None:
+        """The final model under the user's own parameter names."""
+        self._write(self.model, tensors_to_bytes(tensors))
+
+    @staticmethod
+    def _write(path: Path, data: bytes) -> None:
+        """Replace a file in one step, on disk before the call returns."""
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            with partial.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+            handle = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise UdpflError(f"cannot write {path}: {error.strerror}") from None

@@ -1,0 +1,221 @@
+"""The server half and the round loop: select, ask, aggregate, evaluate, checkpoint."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import statistics
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from udpfl.accounting import PrivacyStatement
+from udpfl.algorithms import Algorithm, Tensors
+from udpfl.config import Config, PrivacyConfig
+from udpfl.data.records import Task
+from udpfl.engine import LaneModel
+from udpfl.federation.clients import Answers, Clients, Request, Site
+from udpfl.federation.evaluation import evaluate
+from udpfl.federation.folder import RunFolder
+from udpfl.federation.observers import Observer
+from udpfl.federation.participants import statement_of
+from udpfl.federation.schedule import learning_rate
+from udpfl.harmonizer.ledger import Ledger
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Federation:
+    """One run: everything the loop needs, and what it has come to."""
+
+    config: Config
+    folder: RunFolder
+    run: str
+    model: LaneModel
+    algorithm: Algorithm
+    clients: Clients
+    sites: Sequence[Site]
+    schedule: Sequence[Sequence[int]]
+    ledger: Ledger
+    test: tuple[Tensor, Tensor]
+    task: Task
+    observers: Sequence[Observer] = ()
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+    stopped: str | None = None
+    """Why the run ended before its last round."""
+    _warned: set[str] = field(default_factory=set)
+
+    def train(self, start: Tensor) -> Tensor:
+        """All rounds, from the latest checkpoint on; returns the final parameters [d]."""
+        server, average, done = self._restored(start)
+        with _patient_interrupt() as interrupted:
+            for round_ in range(done + 1, len(self.schedule) + 1):
+                began = time.perf_counter()
+                answers = self._ask(round_, server)
+                if self._exhausted(answers):
+                    break
+                server = self.algorithm.aggregate(server, answers.messages)
+                average = self._averaged(average, server["model"], round_)
+                self._observe(round_, average, answers)
+                row = self._measure(round_, average, answers, time.perf_counter() - began)
+                self.folder.append_metrics(row)
+                self._checkpoint(round_, server, average)
+                self.ledger.forget_messages(self.run, round_)
+                self.metrics.append(row)
+                for observer in self.observers:
+                    observer.on_round(row)
+                if interrupted.is_set():
+                    raise KeyboardInterrupt
+        return average
+
+    def _restored(self, start: Tensor) -> tuple[Tensors, Tensor, int]:
+        """Server state, averaged model and rounds done: from a checkpoint, or fresh."""
+        found = self.folder.read_checkpoint()
+        if found is None:
+            server = self.algorithm.init(start)
+            self._checkpoint(0, server, start)
+            return server, start, 0
+        done, tensors = found
+        tensors = {name: tensor.to(start.device) for name, tensor in tensors.items()}
+        server = {k.removeprefix("server."): v for k, v in tensors.items() if k != "average"}
+        self.metrics = self.folder.read_metrics(done)
+        self.folder.rewrite_metrics(self.metrics)
+        return server, tensors.get("average", server["model"]), done
+
+    def _checkpoint(self, round_: int, server: Tensors, average: Tensor) -> None:
+        named = {f"server.{name}": tensor for name, tensor in server.items()}
+        if self.config.training.averaging:
+            named["average"] = average
+        self.folder.write_checkpoint(round_, named)
+
+    def _ask(self, round_: int, server: Tensors) -> Answers:
+        received = self.algorithm.broadcast(server)
+        rate = learning_rate(self.config.training, round_)
+        chosen = [self.sites[client] for client in self.schedule[round_ - 1]]
+        with torch.random.fork_rng(devices=[]):
+            # Dropout and the like: not secret, but repeatable. Noise never comes from here.
+            torch.default_generator.manual_seed(self.config.seed * 1_000_003 + round_)
+            answers = self.clients.answer(Request(round_, received, rate), chosen)
+        device = server["model"].device
+        for message in answers.messages:
+            for name, tensor in message.tensors.items():
+                message.tensors[name] = tensor.to(device)
+        return answers
+
+    def _exhausted(self, answers: Answers) -> bool:
+        """Whether refusals end the run."""
+        for client, reason in answers.refused.items():
+            if client not in self._warned:
+                self._warned.add(client)
+                log.warning("%s does not train: %s", client, reason)
+        privacy = self.config.privacy
+        stop = isinstance(privacy, PrivacyConfig) and privacy.exhausted == "stop"
+        if answers.refused and (stop or not answers.messages):
+            client, reason = next(iter(answers.refused.items()))
+            everyone = "no client is left to train" if not answers.messages else "stopped"
+            self.stopped = f"{everyone}: {client}: {reason}"
+            return True
+        return False
+
+    def _averaged(self, average: Tensor, model: Tensor, round_: int) -> Tensor:
+        decay = min(self.config.training.averaging, (1 + round_) / (10 + round_))
+        return model if decay == 0 else decay * average + (1 - decay) * model
+
+    def _observe(self, round_: int, model: Tensor, answers: Answers) -> None:
+        if round_ in self.config.record_updates:
+            for message in answers.messages:
+                self.folder.write_update(round_, message.client, message.to_bytes())
+        for observer in self.observers:
+            for message in answers.messages:
+                observer.on_message(message.copy())
+            named = self.model.layout.named(model.detach().cpu().clone())
+            observer.on_model(round_, named)
+
+    def _measure(
+        self, round_: int, model: Tensor, answers: Answers, seconds: float
+    ) -> dict[str, Any]:
+        row: dict[str, Any] = {"round": round_, "accuracy": None, "loss": None}
+        last = round_ == len(self.schedule)
+        if last or round_ % self.config.training.evaluate_every == 0:
+            row |= evaluate(self.model, model, *self.test, self.task).to_dict()
+            row |= self._spending()
+        down = sum(t.numel() * t.element_size() for t in [model])
+        row |= {
+            "participants": len(answers.messages),
+            "refused": len(answers.refused),
+            "bytes_up": answers.bytes_up,
+            "bytes_down": down * len(self.schedule[round_ - 1]),
+            "seconds": round(seconds, 4),
+            "learning_rate": learning_rate(self.config.training, round_),
+            "simulation_only": {
+                "clip_fraction": answers.clipped_fraction,
+                "signal_to_noise": answers.signal_to_noise,
+            },
+        }
+        return row
+
+    def statements(self) -> dict[str, PrivacyStatement]:
+        """What each client has spent: in the ledger, or nominally in this run."""
+        privacy = self.config.privacy
+        if not isinstance(privacy, PrivacyConfig) or privacy.randomness == "seeded":
+            return {s.participant.name: statement_of(None, self.config, 1.0) for s in self.sites}
+        if privacy.accounting == "vector":
+            return {
+                s.participant.name: self.ledger.statement(s.account, _delta(s)) for s in self.sites
+            }
+        return {
+            s.participant.name: statement_of(
+                self.ledger.spent(s.account, self.run), self.config, _delta(s)
+            )
+            for s in self.sites
+        }
+
+    def _spending(self) -> dict[str, Any]:
+        statements = list(self.statements().values())
+        kind = statements[0].kind
+        if kind == "none":
+            return {"privacy": "none", "epsilon": None}
+        values = [statement.epsilon for statement in statements]
+        row: dict[str, Any] = {"privacy": kind, "epsilon": _spread(values)}
+        if kind == "nominal":
+            row["guaranteed_epsilon"] = _spread([s.vector_epsilon for s in statements])
+        return row
+
+
+def _delta(site: Site) -> float:
+    budget = site.participant.budget
+    return 1e-5 if budget is None else budget.delta
+
+
+def _spread(values: Sequence[float]) -> dict[str, float | str]:
+    figures = {"max": max(values), "median": statistics.median(values), "min": min(values)}
+    return {name: "inf" if value == float("inf") else value for name, value in figures.items()}
+
+
+@contextmanager
+def _patient_interrupt() -> Iterator[threading.Event]:
+    """The first interrupt lets the round finish; the second one does not."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+
+    def handler(*_: object) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+        log.warning("interrupted: finishing this round, once more to stop at once")
+
+    previous = {kind: signal.signal(kind, handler) for kind in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for kind, old in previous.items():
+            signal.signal(kind, old)

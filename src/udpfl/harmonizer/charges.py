@@ -1,0 +1,134 @@
+"""The rows of charges: how they are chained, written, read and checked.
+
+Every charge carries a hash of its content, of the client and run it belongs to, and of the charge
+before it. An edit made behind the triggers' back breaks the chain from there on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+from udpfl.accounting.events import Event
+from udpfl.accounting.serial import event_from_json
+from udpfl.errors import InvalidInput, UdpflError
+from udpfl.harmonizer.ledger_file import LedgerFile, now
+from udpfl.harmonizer.spending import NO_CLAIM
+
+
+@dataclass(frozen=True)
+class Account:
+    """A client with one data set."""
+
+    id: int
+    client: str
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Charge:
+    """What one client's answer of one round costs, and the answer itself.
+
+    No events means that no privacy is claimed for the answer; a client with a budget refuses that.
+    """
+
+    account: int
+    run: str
+    round: int
+    events: tuple[Event, ...]
+    message: bytes = field(repr=False)
+    state: bytes = field(default=b"", repr=False)
+
+    def __post_init__(self) -> None:
+        if not hasattr(self.round, "__index__") or isinstance(self.round, bool) or self.round < 0:
+            raise InvalidInput("round", f"must be a whole number >= 0, got {self.round!r}")
+        object.__setattr__(self, "round", int(self.round))
+        object.__setattr__(self, "events", tuple(self.events))
+        for name in ("message", "state"):
+            if not isinstance(getattr(self, name), bytes):
+                kind = type(getattr(self, name)).__name__
+                raise InvalidInput(name, f"must be bytes, got {kind}")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the ledger: a release, and how often it happened in that round."""
+
+    id: int
+    client: str
+    fingerprint: str
+    run: str
+    round: int
+    count: int
+    event_json: str
+    note: str
+    charged_at: str
+
+    @property
+    def event(self) -> Event | None:
+        """The release; None where no privacy was claimed."""
+        return None if self.event_json == NO_CLAIM else event_from_json(self.event_json)
+
+
+def _chained(previous: str, *content: object) -> str:
+    return sha256(json.dumps([previous, *content], default=repr).encode()).hexdigest()
+
+
+def append_charge(
+    file: LedgerFile, charge: Charge, owner: Account, randomness: str, totals: Mapping[str, int]
+) -> None:
+    """Write the charges of one answer at the end of the chain, inside a transaction."""
+    head = file.rows("SELECT id, chain FROM charges ORDER BY id DESC LIMIT 1")
+    number, chain = head[0] if head else (0, "")
+    who = (owner.id, owner.client, owner.fingerprint, charge.run, randomness)
+    for text, count in totals.items():
+        number += 1
+        note = "no privacy claimed" if text == NO_CLAIM else ""
+        cost = (charge.round, count, text, note, now())
+        chain = _chained(chain, number, *who, *cost)
+        file.write(
+            "INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            *(number, owner.id, charge.run, *cost, chain),
+        )
+
+
+def entries(file: LedgerFile, account: int | None = None) -> list[Entry]:
+    """Every charge in the order it was made, of one account or of all."""
+    chosen = () if account is None else (account,)
+    rows = file.rows(
+        "SELECT c.id, a.client, a.fingerprint, c.run, c.round, c.count, c.event, c.note, "
+        "c.charged_at FROM charges c JOIN accounts a ON a.id = c.account "
+        f"{'WHERE c.account = ?' if chosen else ''} ORDER BY c.id",
+        *chosen,
+    )
+    return [Entry(*row) for row in rows]
+
+
+def chain_problems(file: LedgerFile) -> Iterator[str]:
+    """Charges that are missing, were edited, or cannot be read."""
+    expected, previous = 1, ""
+    for number, *content, chain in file.each(
+        "SELECT c.id, c.account, a.client, a.fingerprint, c.run, r.randomness, c.round, c.count, "
+        "c.event, c.note, c.charged_at, c.chain FROM charges c "
+        "LEFT JOIN accounts a ON a.id = c.account LEFT JOIN runs r ON r.id = c.run ORDER BY c.id"
+    ):
+        if number != expected:
+            yield _missing(expected, number - 1)
+        if _chained(previous, number, *content) != chain:
+            yield f"charge {number} was edited, or is not the one that followed the charge before"
+        expected, previous = number + 1, chain
+    # SQLite remembers the last number it gave out, so the end of the chain cannot just be cut off.
+    for (last,) in file.each("SELECT seq FROM sqlite_sequence WHERE name = 'charges'"):
+        if last != expected - 1:
+            yield _missing(expected, last)
+    for entry in entries(file):
+        try:
+            _ = entry.event
+        except UdpflError as error:
+            yield f"charge {entry.id} cannot be read: {error}"
+
+
+def _missing(first: int, last: int) -> str:
+    return f"charge {first} is missing" if last <= first else f"charges {first}-{last} are missing"

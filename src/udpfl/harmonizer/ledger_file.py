@@ -1,0 +1,206 @@
+"""The SQLite file under a ledger: tables, transactions, and errors in plain words.
+
+Charges, budgets, runs and accounts are append-only by trigger. What has to be on disk when a
+transaction ends is on disk: write-ahead log, full synchronisation.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from udpfl.errors import InvalidInput, LedgerError
+
+SCHEMA = 1
+_WAIT = 30.0  # seconds that another process may hold the file
+
+_TABLES = (
+    "CREATE TABLE meta (schema INTEGER NOT NULL, created TEXT NOT NULL)",
+    """CREATE TABLE runs (
+        id TEXT PRIMARY KEY NOT NULL, started TEXT NOT NULL,
+        randomness TEXT NOT NULL CHECK (randomness IN ('entropy', 'seeded')),
+        accounting TEXT NOT NULL, description TEXT NOT NULL)""",
+    """CREATE TABLE accounts (
+        id INTEGER PRIMARY KEY, client TEXT NOT NULL, fingerprint TEXT NOT NULL,
+        UNIQUE (client, fingerprint))""",
+    """CREATE TABLE budgets (
+        id INTEGER PRIMARY KEY, account INTEGER NOT NULL REFERENCES accounts (id),
+        epsilon REAL NOT NULL, delta REAL NOT NULL, set_at TEXT NOT NULL)""",
+    "CREATE INDEX budgets_of_account ON budgets (account)",
+    """CREATE TABLE charges (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        account INTEGER NOT NULL REFERENCES accounts (id),
+        run TEXT NOT NULL REFERENCES runs (id), round INTEGER NOT NULL,
+        count INTEGER NOT NULL CHECK (count >= 1), event TEXT NOT NULL,
+        note TEXT NOT NULL, charged_at TEXT NOT NULL, chain TEXT NOT NULL)""",
+    "CREATE INDEX charges_of_account ON charges (account)",
+    """CREATE TABLE outbox (
+        run TEXT NOT NULL REFERENCES runs (id),
+        account INTEGER NOT NULL REFERENCES accounts (id),
+        round INTEGER NOT NULL, message BLOB, state BLOB, digest TEXT NOT NULL,
+        PRIMARY KEY (run, account, round))""",
+    # Finding what to forget must not take longer the more was forgotten before.
+    "CREATE INDEX outbox_messages ON outbox (run, round) WHERE message IS NOT NULL",
+    "CREATE INDEX outbox_states ON outbox (run, round) WHERE state IS NOT NULL",
+)
+_TRIGGERS = {
+    f"{table}_never_{verb.lower()}": f"BEFORE {verb} ON {table} "
+    f"BEGIN SELECT RAISE(ABORT, '{table} is append-only'); END"
+    for table in ("meta", "runs", "accounts", "budgets", "charges")
+    for verb in ("UPDATE", "DELETE")
+} | {
+    # Also keeps INSERT OR REPLACE, which asks no other trigger, from rewriting the past.
+    "charges_in_order": "BEFORE INSERT ON charges "
+    "WHEN NEW.id IS NOT 1 + (SELECT ifnull(max(id), 0) FROM charges) "
+    "BEGIN SELECT RAISE(ABORT, 'charges are appended in order'); END"
+}
+
+_REASONS = {
+    sqlite3.SQLITE_FULL: "disk is full",
+    sqlite3.SQLITE_READONLY: "it is read-only",
+    sqlite3.SQLITE_BUSY: f"another process kept it locked for {_WAIT:g} seconds",
+    sqlite3.SQLITE_CANTOPEN: "it cannot be opened; its folder has to exist and to be writable",
+    sqlite3.SQLITE_CORRUPT: "it is damaged",
+    sqlite3.SQLITE_NOTADB: "it is damaged or not a ledger",
+    sqlite3.SQLITE_IOERR: "the disk reports an error",
+}
+
+
+def now() -> str:
+    """The time, as stored: UTC to the millisecond."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+class LedgerFile:
+    """A connection to a ledger's file, which is created if it is not there and may be written."""
+
+    def __init__(self, path: Path, *, read_only: bool) -> None:
+        self.path = Path(path)
+        if read_only and not self.path.is_file():
+            raise InvalidInput("ledger", f"there is no ledger {str(self.path)!r}")
+        if not self.path.absolute().parent.is_dir():
+            raise InvalidInput("ledger", f"there is no folder {str(self.path.parent)!r}")
+        self._process = os.getpid()
+        uri = f"{self.path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
+        with self._explained("open"):
+            self._db = sqlite3.connect(uri, uri=True, timeout=_WAIT, isolation_level=None)
+        try:
+            with self._explained("open"):
+                self._prepare(read_only)
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _prepare(self, read_only: bool) -> None:
+        # Look before touching anything: a file that is not ours stays as it is.
+        found = self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+        if ("meta",) not in found and (found or read_only):
+            raise LedgerError(f"{self.path} is not a ledger")
+        self._db.execute("PRAGMA foreign_keys = ON")
+        if not read_only:
+            self._write_ahead()
+            self._db.execute("PRAGMA synchronous = FULL")
+            self._db.execute("PRAGMA fullfsync = ON")  # macOS: FULL alone stops at the disk's cache
+            with self.writing():
+                if not self.rows("SELECT 1 FROM sqlite_master"):
+                    self._create()
+        schema = self.rows("SELECT schema FROM meta")
+        if schema != [(SCHEMA,)]:
+            raise LedgerError(
+                f"{self.path} has ledger format {[version for (version,) in schema]}, "
+                f"this version reads format {SCHEMA}"
+            )
+
+    def _write_ahead(self) -> None:
+        """Switch to WAL. SQLite's own waiting does not cover two processes switching at once."""
+        give_up = time.monotonic() + _WAIT
+        while self._db.execute("PRAGMA journal_mode").fetchone() != ("wal",):
+            try:
+                self._db.execute("PRAGMA journal_mode = WAL")
+                return  # a file system that cannot do it keeps its rollback journal, as safe
+            except sqlite3.OperationalError as error:
+                busy = _code(error) == sqlite3.SQLITE_BUSY
+                if not busy or time.monotonic() > give_up:
+                    raise
+                time.sleep(0.01)
+
+    def _create(self) -> None:
+        for statement in _TABLES:
+            self._db.execute(statement)
+        for name, body in _TRIGGERS.items():
+            self._db.execute(f"CREATE TRIGGER {name} {body}")
+        self._db.execute("INSERT INTO meta VALUES (?, ?)", (SCHEMA, now()))
+
+    def close(self) -> None:
+        """Close the connection; closing twice is fine."""
+        self._db.close()
+
+    @contextmanager
+    def _explained(self, verb: str) -> Iterator[None]:
+        if os.getpid() != self._process:
+            raise LedgerError(f"{self.path} was opened before a fork; open it again here")
+        try:
+            yield
+        except (sqlite3.Error, OverflowError) as error:
+            reason = _REASONS.get(_code(error), str(error))
+            outcome = "; no update was released" if verb == "write" else ""
+            raise LedgerError(f"cannot {verb} ledger {self.path}: {reason}{outcome}") from error
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """One transaction that no other process writes beside: all of it is stored, or nothing."""
+        with self._explained("write"), self._transaction("IMMEDIATE"):
+            yield
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Reads inside see one moment, whatever other processes write meanwhile."""
+        with self._explained("read"), self._transaction("DEFERRED"):
+            yield
+
+    @contextmanager
+    def _transaction(self, kind: str) -> Iterator[None]:
+        try:
+            self._db.execute(f"BEGIN {kind}")
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+
+    def each(self, query: str, *values: Any) -> Iterator[tuple[Any, ...]]:
+        """The rows of a query, one at a time."""
+        with self._explained("read"):
+            yield from self._db.execute(query, values)
+
+    def rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        """The rows of a query."""
+        return list(self.each(query, *values))
+
+    def write(self, statement: str, *values: Any) -> None:
+        """Run one statement; only inside `writing`."""
+        self._db.execute(statement, values)
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with the file itself."""
+        for (found,) in self.each("PRAGMA integrity_check"):
+            if found != "ok":
+                yield f"damaged file: {found}"
+        for table, row, *_ in self.each("PRAGMA foreign_key_check"):
+            yield f"{table} row {row} refers to something that is not there"
+        triggers = {name for (name,) in self.each("SELECT name FROM sqlite_master")}
+        for name in _TRIGGERS:
+            if name not in triggers:
+                yield f"the trigger {name} is missing: the ledger may have been edited"
+
+
+def _code(error: BaseException) -> int:
+    """SQLite's primary error code; -1 for errors that did not come from SQLite."""
+    return int(getattr(error, "sqlite_errorcode", -1)) & 0xFF

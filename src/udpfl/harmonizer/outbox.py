@@ -1,0 +1,85 @@
+"""The answers that were charged: a repeated request gets the same bytes again, at no cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from hashlib import sha256
+
+from udpfl.errors import LedgerError
+from udpfl.harmonizer.charges import Charge
+from udpfl.harmonizer.ledger_file import LedgerFile
+
+_ANSWER = "run = ? AND account = ? AND round = ?"
+
+
+def _digest(message: bytes) -> str:
+    return sha256(message).hexdigest()
+
+
+class Outbox:
+    """The stored messages and client states of a ledger's file."""
+
+    def __init__(self, file: LedgerFile) -> None:
+        self._file = file
+
+    def put(self, charge: Charge) -> None:
+        """Store an answer, inside the transaction that charges it."""
+        answer = (charge.run, charge.account, charge.round)
+        self._file.write(
+            "INSERT INTO outbox VALUES (?, ?, ?, ?, ?, ?)",
+            *(*answer, charge.message, charge.state, _digest(charge.message)),
+        )
+
+    def answered(self, run: str, account: int, round: int) -> bool:
+        """Whether the round was answered, even if the message was dropped since."""
+        query = f"SELECT 1 FROM outbox WHERE {_ANSWER}"
+        return bool(self._file.rows(query, run, account, round))
+
+    def message(self, run: str, account: int, round: int) -> bytes | None:
+        """The stored answer; None if there is none, or it was dropped."""
+        query = f"SELECT CAST(message AS BLOB), digest FROM outbox WHERE {_ANSWER}"
+        rows = self._file.rows(query, run, account, round)
+        if not rows or rows[0][0] is None:
+            return None
+        message: bytes = rows[0][0]
+        if _digest(message) != rows[0][1]:
+            raise LedgerError(f"{_named(run, account, round)} is damaged: it must not be sent")
+        return message
+
+    def state(self, run: str, account: int) -> bytes | None:
+        """What the client keeps from its latest answered round; None before the first."""
+        rows = self._file.rows(
+            "SELECT state FROM outbox WHERE run = ? AND account = ? ORDER BY round DESC LIMIT 1",
+            *(run, account),
+        )
+        return None if not rows or rows[0][0] is None else bytes(rows[0][0])
+
+    def forget(self, run: str, before_round: int) -> None:
+        """Drop the payloads of older rounds, inside a transaction; digests and last states stay."""
+        self._file.write(
+            "UPDATE outbox SET message = NULL WHERE run = ? AND round < ? AND message IS NOT NULL",
+            *(run, before_round),
+        )
+        self._file.write(
+            "UPDATE outbox SET state = NULL WHERE run = ? AND round < ? AND state IS NOT NULL "
+            "AND round < (SELECT max(round) FROM outbox AS later "
+            "WHERE later.run = outbox.run AND later.account = outbox.account)",
+            *(run, before_round),
+        )
+
+    def problems(self) -> Iterator[str]:
+        """Messages that nobody paid for, and messages that are not what was stored."""
+        answer = "run, account, round"
+        for unpaid in self._file.each(
+            f"SELECT {answer} FROM outbox EXCEPT SELECT {answer} FROM charges"
+        ):
+            yield f"{_named(*unpaid)} was not charged"
+        for *stored, message, digest in self._file.each(
+            f"SELECT {answer}, CAST(message AS BLOB), digest FROM outbox WHERE message IS NOT NULL"
+        ):
+            if _digest(message) != digest:
+                yield f"{_named(*stored)} is damaged"
+
+
+def _named(run: str, account: int, round: int) -> str:
+    return f"the stored message of run {run}, account {account}, round {round}"

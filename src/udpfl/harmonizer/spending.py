@@ -1,0 +1,95 @@
+"""What a client has spent: how often each distinct release happened, and whether more fits.
+
+Releases are counted by their canonical text, so a history of a million rounds is a handful of
+numbers, and a mechanism is loaded only when an epsilon is asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+
+from udpfl.accounting.accountant import account, check_choices
+from udpfl.accounting.events import Composed, Event, Repeated, basis, leaves
+from udpfl.accounting.sensitivity import whole
+from udpfl.accounting.serial import event_from_json, event_to_json
+from udpfl.accounting.statement import PrivacyStatement
+from udpfl.harmonizer.budget import Budget
+
+NO_CLAIM = "null"
+"""The text of an answer that was released without any privacy: it costs more than any budget."""
+_MOST_CERTIFICATES = 16
+
+
+def totals_of(events: Iterable[Event]) -> Counter[str]:
+    """How often each distinct release happens; no event at all is a release without a claim."""
+    counts = leaves(Composed(events)).items()
+    totals = Counter({event_to_json(leaf): whole("count", count) for leaf, count in counts})
+    return totals or Counter({NO_CLAIM: 1})
+
+
+def as_event(totals: Mapping[str, int]) -> Event | None:
+    """The releases as one event, in an order that depends on nothing but the totals."""
+    claimed = [(text, count) for text, count in sorted(totals.items()) if text != NO_CLAIM]
+    if not claimed:
+        return None
+    return Composed(Repeated(event_from_json(text), count) for text, count in claimed)
+
+
+def accounted(totals: Mapping[str, int], delta: float) -> PrivacyStatement:
+    """What all releases together cost, accounted at once; cached, because clients share totals."""
+    if NO_CLAIM in totals:
+        return PrivacyStatement.none("an update was released without noise")
+    return _accounted(frozenset(totals.items()), float(delta))
+
+
+@lru_cache(maxsize=1024)
+def _accounted(totals: frozenset[tuple[str, int]], delta: float) -> PrivacyStatement:
+    event = as_event(dict(totals))
+    if event is not None:
+        return account(event, delta, accountant="best", accounting="vector")
+    check_choices(delta, "best", "vector")
+    return PrivacyStatement(
+        0.0, delta, "guarantee", "pure", vector_epsilon=0.0, notes=("nothing was released",)
+    )
+
+
+def check_one_basis(totals: Mapping[str, int]) -> None:
+    """Raise `Unsupported` where units or neighbours differ: such totals mean nothing."""
+    event = as_event(totals)
+    if event is not None:
+        basis(event)
+
+
+class Spending:
+    """One account's totals up to the charge read last, and totals known to fit a budget."""
+
+    def __init__(self) -> None:
+        self.last = 0
+        self.totals: Counter[str] = Counter()
+        self.seeded = False
+        self._safe: list[tuple[Budget, Counter[str]]] = []
+
+    def advance(self, totals: Counter[str], seeded: bool, last: int) -> None:
+        """Add the charges after `last`. Interrupted halfway, it counts twice, never not at all."""
+        self.totals = self.totals + totals
+        self.seeded = self.seeded or seeded
+        self.last = last
+
+    def fits(self, totals: Counter[str], budget: Budget) -> bool:
+        """Whether these totals keep the budget; remembered, so that the next rounds cost nothing.
+
+        Guarantee: fewer releases never cost more, so whatever is contained in totals that were
+        accounted within the budget is within it too.
+        """
+        if any(budget == known and totals <= safe for known, safe in self._safe):
+            return True
+        statement = accounted(totals, budget.delta)
+        epsilon = statement.epsilon if statement.kind == "guarantee" else math.inf
+        if not epsilon <= budget.epsilon:  # not a number counts as too much
+            return False
+        others = [pair for pair in self._safe if pair[0] != budget or not pair[1] <= totals]
+        self._safe = [*others, (budget, Counter(totals))][-_MOST_CERTIFICATES:]
+        return True

@@ -1,0 +1,103 @@
+"""The private stream: one set of tests for the keyed and the entropy source."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from udpfl.engine import Entropy, Key, Keyed
+from udpfl.engine.randomness import poisson_indices
+
+STREAMS = [Entropy(), Keyed(11)]
+KEY = Key("run", "client", 3, 2)
+
+
+def words(stream, keys, size):
+    return stream.fill(torch.empty(len(keys), size, dtype=torch.int64), keys).numpy()
+
+
+@pytest.mark.parametrize("stream", STREAMS, ids=["entropy", "keyed"])
+class TestBoth:
+    def test_every_bit_is_fair_and_bits_are_independent(self, stream):
+        rows = words(stream, [KEY._replace(client=f"c{i}") for i in range(4)], 20_000)
+        bits = (rows.reshape(-1, 1).view(np.uint64) >> np.arange(64, dtype=np.uint64)) & np.uint64(
+            1
+        )
+        signs = bits.astype(np.float64) * 2 - 1
+        n = len(signs)
+        assert np.abs(signs.mean(0)).max() < 5.5 / math.sqrt(n)
+        pairs = signs.T @ signs / n - np.eye(64)
+        assert np.abs(pairs).max() < 6.5 / math.sqrt(n)
+
+    def test_words_are_uniform(self, stream):
+        values = words(stream, [KEY], 100_000)[0] / 2.0**64 + 0.5
+        assert stats.kstest(values, "uniform").pvalue > 1e-6
+        counts = np.histogram(values, bins=256, range=(0, 1))[0]
+        assert stats.chisquare(counts).pvalue > 1e-6
+
+    def test_rows_rounds_steps_clients_and_purposes_share_nothing(self, stream):
+        keys = [
+            KEY,
+            KEY._replace(run="other"),
+            KEY._replace(client="other"),
+            KEY._replace(round=4),
+            KEY._replace(step=3),
+            KEY._replace(purpose="sampling"),
+            Key("run", "client3", 2, 2),
+        ]
+        rows = words(stream, keys, 20_000)
+        assert len(np.unique(rows)) == rows.size
+        scaled = rows / 2.0**63
+        correlations = np.corrcoef(scaled) - np.eye(len(keys))
+        assert np.abs(correlations).max() < 6 / math.sqrt(20_000)
+        serial = np.corrcoef(scaled[0, 1:], scaled[0, :-1])[0, 1]
+        assert abs(serial) < 6 / math.sqrt(20_000)
+
+    @pytest.mark.parametrize("rate", [0.003, 0.05, 0.5, 0.97])
+    def test_poisson_sampling_is_independent_per_record(self, stream, rate):
+        records, draws = torch.arange(500) + 1000, 400
+        hits = np.zeros((draws, 500))
+        for draw in range(draws):
+            key = KEY._replace(round=draw, purpose="sampling")
+            hits[draw, poisson_indices(stream, key, records, rate).numpy() - 1000] = 1
+        # the number of hits per record and per draw is binomial, and records do not go together
+        assert abs(hits.mean() - rate) < 6 * math.sqrt(rate * (1 - rate) / hits.size)
+        spread = hits.sum(1).var(ddof=1) / (500 * rate * (1 - rate))
+        assert 0.6 < spread < 1.5
+        spread = hits.sum(0).var(ddof=1) / (draws * rate * (1 - rate))
+        assert 0.7 < spread < 1.4
+
+    def test_rate_one_takes_everyone(self, stream):
+        records = torch.arange(7)
+        assert torch.equal(poisson_indices(stream, KEY, records, 1.0), records)
+
+
+def test_only_the_keyed_stream_can_be_replayed():
+    again = words(Keyed(11), [KEY], 100)
+    assert np.array_equal(words(Keyed(11), [KEY], 100), again)
+    assert not np.array_equal(words(Keyed(12), [KEY], 100), again)
+    assert not np.array_equal(words(Entropy(), [KEY], 100), words(Entropy(), [KEY], 100))
+    assert Entropy.private
+    assert not Keyed.private
+
+
+def test_a_longer_buffer_starts_with_the_shorter_one():
+    short, long = words(Keyed(1), [KEY], 10), words(Keyed(1), [KEY], 1000)
+    assert np.array_equal(long[0, :10], short[0])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_cuda_words_are_uniform_and_keyed():
+    def draw(stream, key):
+        return stream.fill(torch.empty(1, 100_000, dtype=torch.int64, device="cuda"), [key])
+
+    first = draw(Keyed(5), KEY)
+    assert torch.equal(first, draw(Keyed(5), KEY))
+    assert not torch.equal(first, draw(Keyed(5), KEY._replace(step=9)))
+    for stream in STREAMS:
+        values = draw(stream, KEY).cpu().numpy()[0] / 2.0**64 + 0.5
+        assert stats.kstest(values, "uniform").pvalue > 1e-6
