@@ -1,5 +1,8 @@
 """UDP-FL: differentially private federated learning with any noise and a number that is true."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from udpfl._version import __version__
 from udpfl.accounting import (
     Composed,
@@ -14,8 +17,10 @@ from udpfl.accounting import (
     account,
 )
 from udpfl.errors import (
+    BudgetExceeded,
     Infeasible,
     InvalidInput,
+    LedgerError,
     MissingExtra,
     UdpflError,
     Unsupported,
@@ -26,6 +31,7 @@ from udpfl.harmonizer import (
     Choice,
     Client,
     ClientPlan,
+    Ledger,
     Setting,
     calibrate,
     choose,
@@ -37,19 +43,46 @@ from udpfl.harmonizer import (
 from udpfl.mechanisms import Gaussian, Laplace, Mechanism, Staircase, Tabulated
 from udpfl.planning import Plan, PlanRow, plan
 
+if TYPE_CHECKING:
+    from udpfl.algorithms import Algorithm, ClientMessage
+    from udpfl.federation import Observer, Run, run
+
+_NEEDS_TORCH = {
+    "Algorithm": "udpfl.algorithms",
+    "ClientMessage": "udpfl.algorithms",
+    "Observer": "udpfl.federation",
+    "Run": "udpfl.federation",
+    "run": "udpfl.federation",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Training is imported when it is first asked for, so that planning needs no torch."""
+    if name not in _NEEDS_TORCH:
+        raise AttributeError(f"module 'udpfl' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_NEEDS_TORCH[name]), name)
+    return value
+
+
 __all__ = [
+    "Algorithm",
     "Budget",
+    "BudgetExceeded",
     "Calibrated",
     "Choice",
     "Client",
+    "ClientMessage",
     "ClientPlan",
     "Composed",
     "Gaussian",
     "Infeasible",
     "InvalidInput",
     "Laplace",
+    "Ledger",
+    "LedgerError",
     "Mechanism",
     "MissingExtra",
+    "Observer",
     "Plan",
     "PlanRow",
     "PoissonSampled",
@@ -57,6 +90,7 @@ __all__ = [
     "PureDP",
     "Release",
     "Repeated",
+    "Run",
     "SecretlySelected",
     "Sensitivity",
     "Setting",
@@ -73,5 +107,6 @@ __all__ = [
     "match",
     "plan",
     "rounds_left",
+    "run",
     "would_exceed",
 ]

@@ -7,12 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from safetensors.torch import load, save
 from torch import Tensor
 
 from udpfl.accounting.events import Event
 from udpfl.accounting.serial import event_from_dict, event_to_dict
-from udpfl.errors import InvalidInput
+from udpfl.errors import InvalidInput, MissingExtra
+
+try:
+    from safetensors.torch import load, save
+except ImportError:
+    raise MissingExtra("safetensors", "train") from None
 
 Tensors = dict[str, Tensor]
 

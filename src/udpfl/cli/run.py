@@ -15,12 +15,15 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
+    Task,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 from udpfl.accounting.statement import shown
 from udpfl.config import load
@@ -82,6 +85,8 @@ def run(
         observers = [view] if view else []
         try:
             if resume is not None:
+                if view and (resume / "config.toml").is_file():
+                    view.expect(load(resume / "config.toml").training.rounds)
                 result = train(resume=resume, observers=observers)
             else:
                 settings = load(config, overrides=overrides)
@@ -108,7 +113,7 @@ class Live:
             TextColumn("[bold]round"),
             MofNCompleteColumn(),
             BarColumn(bar_width=24),
-            TextColumn("{task.fields[rate]}"),
+            _Rate(),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
@@ -131,7 +136,7 @@ class Live:
 
     def expect(self, rounds: int) -> None:
         """How many rounds there will be."""
-        self._task = self._bar.add_task("", total=rounds, rate="preparing", figures="")
+        self._task = self._bar.add_task("", total=rounds, figures="")
 
     def on_message(self, message: Any) -> None:
         """Nothing to show."""
@@ -145,8 +150,15 @@ class Live:
             self.expect(row["round"])
         assert self._task is not None
         self._figures = figures_of(row) or self._figures
-        rate = f"{1 / max(row['seconds'], 1e-9):.1f}/s"
-        self._bar.update(self._task, completed=row["round"], rate=rate, figures=self._figures)
+        self._bar.update(self._task, completed=row["round"], figures=self._figures)
+
+
+class _Rate(ProgressColumn):
+    """Rounds per second, over the last rounds."""
+
+    def render(self, task: Task) -> Text:
+        """The rate, once there is one."""
+        return Text(f"{task.speed:.1f}/s" if task.speed else "preparing")
 
 
 class _Above(logging.Handler):
@@ -190,8 +202,8 @@ def show(result: Run, console: Console) -> None:
     epsilons = sorted({shown(statement.epsilon) for statement in result.clients.values()})
     if result.privacy.kind != "none" and len(epsilons) > 1:
         table.add_row("clients", f"{len(result.clients)} clients spent ε from {_range(result)}")
-    scope = "this run only" if result.ledger.parent == result.folder else "shared between runs"
-    table.add_row("ledger", f"{result.ledger} ({scope})")
+    scope = "this run only" if result.ledger_path.parent == result.folder else "shared between runs"
+    table.add_row("ledger", f"{result.ledger_path} ({scope})")
     table.add_row("model", str(result.folder / "model.safetensors"))
     table.add_row("run", f"{result.folder}, {len(result.metrics)} rounds, {result.seconds:.1f} s")
     console.print(table, highlight=False, soft_wrap=True)

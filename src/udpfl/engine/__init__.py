@@ -1,5 +1,12 @@
 """Clipped, noised training of many lanes at once. Imports only numpy, scipy and torch."""
 
+from udpfl.errors import MissingExtra
+
+try:
+    import torch as _torch  # noqa: F401
+except ImportError:
+    raise MissingExtra("torch", "train") from None
+
 from udpfl.engine.clipping import Clipper, NormClipper, Unclipped
 from udpfl.engine.lanes import LaneModel, Loss
 from udpfl.engine.noise import MechanismNoiser, Noiseless, Noiser

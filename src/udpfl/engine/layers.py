@@ -233,12 +233,24 @@ class Convolution(Rule):
         return self._one_by_one(gradient, lanes).reshape(x.shape)
 
     def _patches(self, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs under the kernel [N, groups, K, P] and output gradients [N, groups, O, P]."""
-        patches = F.unfold(
-            self._image(x), self._kernel, self._dilation, self._padding, self._stride
+        """Inputs under the kernel [N, groups, K, P] and output gradients [N, groups, O, P].
+
+        One strided copy: `F.unfold` takes several times as long, and on CUDA a launch per sample.
+        """
+        (top, left), (dy, dx), (sy, sx) = self._padding, self._dilation, self._stride
+        image = self._image(x)
+        image = F.pad(image, (left, left, top, top)) if top or left else image.contiguous()
+        samples, channels = image.shape[:2]
+        steps, (height, width) = image.stride(), self._image(g).shape[2:]
+        view = image.as_strided(
+            (samples, channels, *self._kernel, height, width),
+            (steps[0], steps[1], dy * steps[2], dx * steps[3], sy * steps[2], sx * steps[3]),
         )
         groups = self.module.groups
-        return patches.unflatten(1, (groups, -1)), g.flatten(2).unflatten(1, (groups, -1))
+        return (
+            view.reshape(samples, groups, -1, height * width),
+            g.reshape(samples, groups, -1, height * width),
+        )
 
     def each(self, x: Tensor, g: Tensor, lanes: int) -> Named:
         patches, out = self._patches(x, g)

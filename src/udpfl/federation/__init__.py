@@ -5,7 +5,7 @@ from udpfl.federation.folder import RunFolder
 from udpfl.federation.observers import Observer
 from udpfl.federation.participants import Participant
 from udpfl.federation.rounds import Federation
-from udpfl.federation.run import Run, run
+from udpfl.federation.simulation import Run, run
 
 __all__ = [
     "Clients",

@@ -63,6 +63,7 @@ class Answers:
     messages: list[ClientMessage] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
     bytes_up: int = 0
+    bytes_down: int = 0
     clipped_fraction: float | None = None
     signal_to_noise: float | None = None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,24 +10,20 @@ from typing import Any
 import numpy as np
 
 from udpfl.accounting import (
-    Norm,
     PoissonSampled,
     PrivacyStatement,
     Release,
     Repeated,
-    Sensitivity,
+    account,
 )
 from udpfl.accounting.events import Event
 from udpfl.accounting.serial import event_from_dict, event_to_dict
 from udpfl.config import Config, PrivacyConfig, per_client
-from udpfl.data import DataSet, partition, sizes_are_public
-from udpfl.data.records import Indices
+from udpfl.engine import NormClipper
 from udpfl.errors import InvalidInput
 from udpfl.harmonizer import Budget, Client, Setting, harmonize
 from udpfl.mechanisms import BUILT_IN, Mechanism
 from udpfl.plugins import resolve
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -93,105 +89,64 @@ def selection(config: Config) -> list[tuple[int, ...]]:
     ]
 
 
-def divided(config: Config, data: DataSet) -> tuple[list[Indices], Indices]:
-    """Each client's records, and the public ones that no client holds."""
-    from udpfl.data import split
-
-    everything = np.arange(len(data.train))
-    if data.owners is not None:
-        if config.data.public:
-            raise InvalidInput("data.public", "needs one data set, not one per client")
-        return list(data.owners), everything[:0]
-    rng = np.random.default_rng([*b"partition", config.seed])
-    targets = data.train.targets
-    kept, public = split(len(everything), config.data.public, rng, targets, parameter="data.public")
-    parts = partition(
-        config.data.partition,
-        config.data.clients,
-        rng,
-        targets=targets[kept],
-        classes=data.classes,
-        columns={name: column[kept] for name, column in data.columns.items()},
-        alpha=config.data.alpha,
-        shards=config.data.shards,
-        by=config.data.by,
-        exponent=config.data.exponent,
-    )
-    return [kept[part] for part in parts], public
-
-
-def declared_sizes(config: Config, data: DataSet, parts: Sequence[Indices]) -> list[int]:
-    """The public constants that stand for the clients' sizes.
-
-    They are the same whether or not any one record is there. Where the real sizes follow from the
-    configuration alone they are used; elsewhere everyone declares the mean.
-    """
-    declared = config.data.declared_sizes
-    if isinstance(declared, list):
-        return declared
-    if isinstance(declared, int):
-        return [declared] * len(parts)
-    if declared == "partition" or (data.owners is None and sizes_are_public(config.data.partition)):
-        return [len(part) for part in parts]
-    mean = max(1, round(sum(len(part) for part in parts) / len(parts)))
-    log.warning(
-        "client sizes depend on the data, so every client declares the mean, %d; set "
-        "data.declared_sizes to what is public, or to 'partition' if the true sizes are", mean
-    )  # fmt: skip
-    return [mean] * len(parts)
-
-
 def participants(
     config: Config, sizes: Sequence[int], schedule: Sequence[Sequence[int]], dimension: int
 ) -> list[Participant]:
     """Calibrate every client's noise to its own budget and its own number of releases."""
-    clients, training = len(sizes), config.training
-    rounds = [sum(client in chosen for chosen in schedule) for client in range(clients)]
+    training = config.training
+    rounds = Counter(client for chosen in schedule for client in chosen)
     plain = [
         Participant(f"client-{i}", size, training.sampling_rate, rounds[i], training.local_steps)
         for i, size in enumerate(sizes)
     ]
     if not isinstance(config.privacy, PrivacyConfig):
         return plain
-    privacy = config.privacy
+    try:
+        return _calibrated(config.privacy, plain, dimension)
+    except InvalidInput as error:  # under the configuration key that the value came from
+        if "." in error.parameter:
+            raise
+        section = "privacy" if error.parameter in PrivacyConfig.model_fields else "training"
+        raise InvalidInput(f"{section}.{error.parameter}", error.message) from None
+
+
+def _calibrated(
+    privacy: PrivacyConfig, plain: Sequence[Participant], dimension: int
+) -> list[Participant]:
+    clients = len(plain)
     epsilons, deltas = per_client(privacy.epsilon, clients), per_client(privacy.delta, clients)
-    clips, names = per_client(privacy.clip, clients), per_client(privacy.mechanism, clients)
-    mechanisms = [_mechanism(name) for name in names]
-    wanted = [
-        Client(
-            own.name,
-            Setting(
-                epsilons[i],
-                deltas[i],
-                own.rounds * own.steps,
-                sensitivity_of(clips[i], privacy.norm, dimension),
-                own.rate,
-                privacy.unit,
-                privacy.accountant,
-                privacy.accounting,
-            ),
-            mechanisms[i],
+    mechanisms = [_mechanism(name) for name in per_client(privacy.mechanism, clients)]
+    clipper = NormClipper(privacy.norm, per_client(privacy.clip, clients))
+    settings = {
+        own.name: Setting(
+            epsilons[i],
+            deltas[i],
+            own.rounds * own.steps,
+            clipper.sensitivity(i, dimension),
+            own.rate,
+            privacy.unit,
+            privacy.accountant,
+            privacy.accounting,
         )
         for i, own in enumerate(plain)
-        if own.rounds
+        if own.rounds  # who is never picked releases nothing
+    }
+    wanted = [
+        Client(own.name, settings[own.name], mechanisms[i])
+        for i, own in enumerate(plain)
+        if own.name in settings
     ]
-    planned = {plan.client.name: plan for plan in harmonize(wanted)}
-    result = []
-    for i, own in enumerate(plain):
-        plan = planned.get(own.name)
-        if plan is None:
-            result.append(own)
-            continue
-        release = Release(plan.calibrated.mechanism, plan.client.setting.sensitivity, privacy.unit)
-        result.append(replace(own, release=release, budget=Budget(epsilons[i], deltas[i])))
-    return result
-
-
-def sensitivity_of(clip: float, norm: Norm, dimension: int) -> Sensitivity:
-    """What the engine's clipper with this bound declares."""
-    from udpfl.engine import NormClipper
-
-    return NormClipper(norm, [clip]).sensitivity(0, dimension)
+    noise = {plan.client.name: plan.calibrated.mechanism for plan in harmonize(wanted)}
+    return [
+        replace(
+            own,
+            release=Release(noise[own.name], settings[own.name].sensitivity, privacy.unit),
+            budget=Budget(settings[own.name].epsilon, settings[own.name].delta),
+        )
+        if own.name in noise
+        else own
+        for own in plain
+    ]
 
 
 def _mechanism(name: str) -> str | Mechanism:
@@ -209,8 +164,6 @@ def _mechanism(name: str) -> str | Mechanism:
 
 def statement_of(event: Event | None, config: Config, delta: float) -> PrivacyStatement:
     """What this run's own releases cost, in the accounting that was asked for."""
-    from udpfl.accounting import account
-
     if not isinstance(config.privacy, PrivacyConfig):
         return PrivacyStatement.none("privacy is turned off")
     if config.privacy.randomness == "seeded":

@@ -66,14 +66,19 @@ class Federation:
                 self._observe(round_, average, answers)
                 row = self._measure(round_, average, answers, time.perf_counter() - began)
                 self.folder.append_metrics(row)
-                self._checkpoint(round_, server, average)
-                self.ledger.forget_messages(self.run, round_)
+                if self._due(round_, self.config.training.checkpoint_every):
+                    self._checkpoint(round_, server, average)
+                    self.ledger.forget_messages(self.run, round_)
                 self.metrics.append(row)
                 for observer in self.observers:
                     observer.on_round(row)
                 if interrupted.is_set():
+                    self._checkpoint(round_, server, average)
                     raise KeyboardInterrupt
         return average
+
+    def _due(self, round_: int, every: int) -> bool:
+        return round_ == len(self.schedule) or round_ % every == 0
 
     def _restored(self, start: Tensor) -> tuple[Tensors, Tensor, int]:
         """Server state, averaged model and rounds done: from a checkpoint, or fresh."""
@@ -101,8 +106,10 @@ class Federation:
         chosen = [self.sites[client] for client in self.schedule[round_ - 1]]
         with torch.random.fork_rng(devices=[]):
             # Dropout and the like: not secret, but repeatable. Noise never comes from here.
-            torch.default_generator.manual_seed(self.config.seed * 1_000_003 + round_)
+            torch.default_generator.manual_seed((self.config.seed * 1_000_003 + round_) % 2**63)
             answers = self.clients.answer(Request(round_, received, rate), chosen)
+        size = sum(tensor.numel() * tensor.element_size() for tensor in received.values())
+        answers.bytes_down = size * len(chosen)
         device = server["model"].device
         for message in answers.messages:
             for name, tensor in message.tensors.items():
@@ -142,16 +149,14 @@ class Federation:
         self, round_: int, model: Tensor, answers: Answers, seconds: float
     ) -> dict[str, Any]:
         row: dict[str, Any] = {"round": round_, "accuracy": None, "loss": None}
-        last = round_ == len(self.schedule)
-        if last or round_ % self.config.training.evaluate_every == 0:
+        if self._due(round_, self.config.training.evaluate_every):
             row |= evaluate(self.model, model, *self.test, self.task).to_dict()
             row |= self._spending()
-        down = sum(t.numel() * t.element_size() for t in [model])
         row |= {
             "participants": len(answers.messages),
             "refused": len(answers.refused),
             "bytes_up": answers.bytes_up,
-            "bytes_down": down * len(self.schedule[round_ - 1]),
+            "bytes_down": answers.bytes_down,
             "seconds": round(seconds, 4),
             "learning_rate": learning_rate(self.config.training, round_),
             "simulation_only": {
@@ -168,14 +173,20 @@ class Federation:
             return {s.participant.name: statement_of(None, self.config, 1.0) for s in self.sites}
         if privacy.accounting == "vector":
             return {
-                s.participant.name: self.ledger.statement(s.account, _delta(s)) for s in self.sites
+                s.participant.name: self.ledger.statement(s.account, self._delta(s))
+                for s in self.sites
             }
         return {
             s.participant.name: statement_of(
-                self.ledger.spent(s.account, self.run), self.config, _delta(s)
+                self.ledger.spent(s.account, self.run), self.config, self._delta(s)
             )
             for s in self.sites
         }
+
+    def _delta(self, site: Site) -> float:
+        """The delta of the client's budget; a client that is never picked spends nothing at any."""
+        budget = self.ledger.budget(site.account) or site.participant.budget
+        return 0.0 if budget is None else budget.delta
 
     def _spending(self) -> dict[str, Any]:
         statements = list(self.statements().values())
@@ -187,11 +198,6 @@ class Federation:
         if kind == "nominal":
             row["guaranteed_epsilon"] = _spread([s.vector_epsilon for s in statements])
         return row
-
-
-def _delta(site: Site) -> float:
-    budget = site.participant.budget
-    return 1e-5 if budget is None else budget.delta
 
 
 def _spread(values: Sequence[float]) -> dict[str, float | str]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +32,9 @@ from udpfl.errors import InvalidInput
 from udpfl.federation.clients import Clients, Protection, Site
 from udpfl.federation.folder import RunFolder
 from udpfl.federation.observers import Observer
-from udpfl.federation.participants import (
-    Participant,
-    declared_sizes,
-    divided,
-    participants,
-    selection,
-)
+from udpfl.federation.participants import Participant, participants, selection
 from udpfl.federation.rounds import Federation
+from udpfl.federation.shares import declared_sizes, divided
 from udpfl.harmonizer.ledger import Ledger
 from udpfl.plugins import resolve
 
@@ -60,9 +56,14 @@ class Run:
     """The largest spending of any client."""
     clients: Mapping[str, PrivacyStatement]
     metrics: Sequence[Mapping[str, Any]]
-    ledger: Path
+    ledger_path: Path
     seconds: float
     stopped: str | None = None
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """Every client's account, to look at."""
+        return Ledger(self.ledger_path, read_only=True)
 
     @property
     def accuracy(self) -> float | None:
@@ -127,7 +128,9 @@ def run(
     start = lane_model.initial().to(device)
     inputs = torch.from_numpy(dataset.train.inputs).to(device)
     targets = torch.from_numpy(dataset.train.targets).to(device)
-    per_sample = lane_model.check(start, inputs[:3], targets[:3])
+    test_inputs = torch.from_numpy(dataset.test.inputs).to(device)
+    test_targets = torch.from_numpy(dataset.test.targets).to(device)
+    per_sample = lane_model.check(start, test_inputs[:3], test_targets[:3])
 
     schedule = selection(settings)
     if folder is None:
@@ -166,7 +169,6 @@ def run(
             limits=limits,
             protection=protection,
         )
-        held_out = dataset.test
         federation = Federation(
             config=settings,
             folder=folder,
@@ -177,10 +179,7 @@ def run(
             sites=sites,
             schedule=schedule,
             ledger=ledger,
-            test=(
-                torch.from_numpy(held_out.inputs).to(device),
-                torch.from_numpy(held_out.targets).to(device),
-            ),
+            test=(test_inputs, test_targets),
             task=dataset.task,
             observers=observers,
         )
@@ -195,7 +194,7 @@ def run(
         privacy=_worst(statements, settings),
         clients=statements,
         metrics=federation.metrics,
-        ledger=ledger_path,
+        ledger_path=ledger_path,
         seconds=time.perf_counter() - began,
         stopped=federation.stopped,
     )

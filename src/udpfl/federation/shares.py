@@ -1,0 +1,61 @@
+"""Who holds which records, and which sizes everyone may know."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+
+from udpfl.config import Config
+from udpfl.data import DataSet, partition, sizes_are_public, split
+from udpfl.data.records import Indices
+from udpfl.errors import InvalidInput
+
+log = logging.getLogger(__name__)
+
+
+def divided(config: Config, data: DataSet) -> tuple[list[Indices], Indices]:
+    """Each client's records, and the public ones that no client holds."""
+    everything = np.arange(len(data.train))
+    if data.owners is not None:
+        if config.data.public:
+            raise InvalidInput("data.public", "needs one data set, not one per client")
+        return list(data.owners), everything[:0]
+    rng = np.random.default_rng([*b"partition", config.seed])
+    targets = data.train.targets
+    kept, public = split(len(everything), config.data.public, rng, targets, parameter="data.public")
+    parts = partition(
+        config.data.partition,
+        config.data.clients,
+        rng,
+        targets=targets[kept],
+        classes=data.classes,
+        columns={name: column[kept] for name, column in data.columns.items()},
+        alpha=config.data.alpha,
+        shards=config.data.shards,
+        by=config.data.by,
+        exponent=config.data.exponent,
+    )
+    return [kept[part] for part in parts], public
+
+
+def declared_sizes(config: Config, data: DataSet, parts: Sequence[Indices]) -> list[int]:
+    """The public constants that stand for the clients' sizes.
+
+    They are the same whether or not any one record is there. Where the real sizes follow from the
+    configuration alone they are used; elsewhere everyone declares the mean.
+    """
+    declared = config.data.declared_sizes
+    if isinstance(declared, list):
+        return declared
+    if isinstance(declared, int):
+        return [declared] * len(parts)
+    if declared == "partition" or (data.owners is None and sizes_are_public(config.data.partition)):
+        return [len(part) for part in parts]
+    mean = max(1, round(sum(len(part) for part in parts) / len(parts)))
+    log.warning(
+        "client sizes depend on the data, so every client declares the mean, %d; set "
+        "data.declared_sizes to what is public, or to 'partition' if the true sizes are", mean
+    )  # fmt: skip
+    return [mean] * len(parts)
