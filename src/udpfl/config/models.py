@@ -165,7 +165,7 @@ class TrainingConfig(Section):
         default="fedavg",
         description="A built-in method, or package.module:attribute for one's own.",
     )
-    rounds: Count = Field(default=60, description="Rounds of training.")
+    rounds: Count = Field(default=40, description="Rounds of training.")
     clients_per_round: Count | None = Field(
         default=None,
         description="Clients picked for each round; all of them if not set.",
@@ -175,9 +175,9 @@ class TrainingConfig(Section):
         default=2, description="Steps, each a noisy release, per client and round."
     )
     sampling_rate: float = Field(
-        default=0.05, gt=0, le=1, description="Probability that a record takes part in a step."
+        default=0.5, gt=0, le=1, description="Probability that a record takes part in a step."
     )
-    learning_rate: Positive = Field(default=1.0, description="Learning rate of the clients.")
+    learning_rate: Positive = Field(default=2.0, description="Learning rate of the clients.")
     schedule: Literal["constant", "linear", "cosine"] = Field(
         default="constant", description="How the learning rate goes down over the rounds."
     )
@@ -191,9 +191,9 @@ class TrainingConfig(Section):
         default=0, ge=0, description="Rounds over which the learning rate first rises."
     )
     server_learning_rate: Positive = Field(default=1.0, description="Learning rate of the server.")
-    server_momentum: Fraction = Field(default=0.0, description="Momentum of the server; 0 is off.")
+    server_momentum: Fraction = Field(default=0.3, description="Momentum of the server; 0 is off.")
     averaging: Fraction = Field(
-        default=0.0, description="Decay of the moving average of the global model; 0 is off."
+        default=0.8, description="Decay of the moving average of the global model; 0 is off."
     )
     evaluate_every: Count = Field(default=1, description="Rounds from one evaluation to the next.")
     checkpoint_every: Count = Field(

@@ -3,9 +3,10 @@
 from udpfl.federation.clients import Clients, Protection, Request, Site
 from udpfl.federation.folder import RunFolder
 from udpfl.federation.observers import Observer
+from udpfl.federation.outcome import Run
 from udpfl.federation.participants import Participant
 from udpfl.federation.rounds import Federation
-from udpfl.federation.simulation import Run, run
+from udpfl.federation.simulation import run
 
 __all__ = [
     "Clients",

@@ -14,9 +14,11 @@ summary.json         what `udpfl run --json` prints
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,18 @@ class RunFolder:
         if not folder.config.is_file() or not (path / "run.json").is_file():
             raise InvalidInput("resume", f"{str(path)!r} is not a run folder")
         return folder
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep a second process out of the folder; a crash leaves no lock behind."""
+        with (self.path / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise InvalidInput(
+                    "resume", f"another process is working in {str(self.path)!r}"
+                ) from None
+            yield
 
     @property
     def config(self) -> Path:

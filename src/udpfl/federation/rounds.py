@@ -48,6 +48,8 @@ class Federation:
     task: Task
     observers: Sequence[Observer] = ()
     metrics: list[dict[str, Any]] = field(default_factory=list)
+    unclaimed: str | None = None
+    """Why no privacy is claimed, whatever the ledger says."""
     stopped: str | None = None
     """Why the run ended before its last round."""
     _warned: set[str] = field(default_factory=set)
@@ -169,6 +171,9 @@ class Federation:
     def statements(self) -> dict[str, PrivacyStatement]:
         """What each client has spent: in the ledger, or nominally in this run."""
         privacy = self.config.privacy
+        if self.unclaimed:
+            none = PrivacyStatement.none(self.unclaimed)
+            return {site.participant.name: none for site in self.sites}
         if not isinstance(privacy, PrivacyConfig) or privacy.randomness == "seeded":
             return {s.participant.name: statement_of(None, self.config, 1.0) for s in self.sites}
         if privacy.accounting == "vector":

@@ -1,0 +1,64 @@
+"""What a run comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from udpfl.accounting import PrivacyStatement
+from udpfl.config import Config
+from udpfl.harmonizer.ledger import Ledger
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run."""
+
+    folder: Path
+    config: Config
+    model: nn.Module
+    """The user's own architecture with the trained weights."""
+    privacy: PrivacyStatement
+    """The largest spending of any client."""
+    clients: Mapping[str, PrivacyStatement]
+    metrics: Sequence[Mapping[str, Any]]
+    ledger_path: Path
+    seconds: float
+    stopped: str | None = None
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """Every client's account, to look at."""
+        return Ledger(self.ledger_path, read_only=True)
+
+    @property
+    def accuracy(self) -> float | None:
+        """Test accuracy of the final model; None for regression."""
+        return self._last("accuracy")
+
+    @property
+    def loss(self) -> float | None:
+        """Test loss of the final model."""
+        return self._last("loss")
+
+    def _last(self, name: str) -> float | None:
+        return next((row[name] for row in reversed(self.metrics) if row[name] is not None), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `udpfl run --json` prints."""
+        last = self.metrics[-1] if self.metrics else {}
+        errors = {name: last[name] for name in ("mae", "mse") if name in last}
+        return {
+            "accuracy": self.accuracy,
+            "loss": self.loss,
+            **errors,
+            "privacy": self.privacy.to_dict(),
+            "seconds": round(self.seconds, 3),
+            "run": str(self.folder),
+            "stopped": self.stopped,
+        }

@@ -1,0 +1,108 @@
+"""From the names in a configuration to the objects they stand for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+from udpfl import models
+from udpfl.algorithms import BUILT_IN as ALGORITHMS
+from udpfl.algorithms import Algorithm, ServerStep
+from udpfl.config import Config
+from udpfl.data import BUILT_IN as DATA
+from udpfl.data import DataSet, as_dataset
+from udpfl.data.records import Task
+from udpfl.engine import Loss
+from udpfl.errors import InvalidInput
+from udpfl.plugins import resolve
+
+OWN = "own"
+"""Stands for a model or data set that was handed over in Python."""
+
+
+def device_of(name: str) -> torch.device:
+    """The device; "auto" takes CUDA where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InvalidInput("device", f"{name!r}: this machine has no such CUDA device")
+    return device
+
+
+def dataset_of(settings: Config, data: Any, test: Any) -> DataSet:
+    """The data: handed over, or loaded by name."""
+    wanted, seed = settings.data, settings.seed
+    if data is not None:
+        return as_dataset(
+            data,
+            wanted.test if test is None else test,
+            task=wanted.task,
+            seed=seed,
+            options=_options(settings),
+        )
+    if wanted.name == OWN:
+        raise InvalidInput("data.name", "this run has data of its own: hand it to udpfl.run(data=)")
+    directory = wanted.dir or os.environ.get("UDPFL_DATA_DIR")
+    loaded = resolve("data", wanted.name, DATA)(
+        seed=seed,
+        directory=Path(directory) if directory else None,
+        test=wanted.test,
+        options=_options(settings),
+    )
+    if isinstance(loaded, DataSet):
+        return loaded
+    return as_dataset(loaded, wanted.test, task=wanted.task, seed=seed)
+
+
+def _options(settings: Config) -> dict[str, Any]:
+    """What the loader is told; a table learns from the partition which column to keep."""
+    options = dict(settings.data.options)
+    if settings.data.name in ("table", OWN) and "path" in options:
+        for name in ("by", "task"):
+            if (value := getattr(settings.data, name)) is not None:
+                options.setdefault(name, value)
+    return options
+
+
+def network_of(settings: Config, model: nn.Module | None, data: DataSet) -> nn.Module:
+    """The architecture with its initial weights."""
+    if model is not None:
+        return model
+    name = settings.model.name
+    if name == OWN:
+        raise InvalidInput(
+            "model.name", "this run has a model of its own: hand it to udpfl.run(model=)"
+        )
+    factory = resolve("models", name, models.BUILT_IN)
+    if isinstance(factory, nn.Module):
+        return factory
+    return models.build(
+        factory, data.input_shape, data.outputs, seed=settings.seed, **settings.model.options
+    )
+
+
+def algorithm_of(settings: Config) -> Algorithm:
+    """The federated method with its options."""
+    training = settings.training
+    kind = resolve("algorithms", training.algorithm, ALGORITHMS)
+    server = ServerStep(training.server_learning_rate, training.server_momentum)
+    try:
+        made = kind(server, **training.options)
+    except TypeError as error:
+        raise InvalidInput("training.options", f"{training.algorithm}: {error}") from None
+    if not isinstance(made, Algorithm):
+        raise InvalidInput("training.algorithm", f"{training.algorithm!r} is not an Algorithm")
+    return made
+
+
+def loss_of(task: Task) -> Loss:
+    """One loss per sample: cross entropy, or the mean squared error."""
+    if task == "classification":
+        return lambda outputs, targets: F.cross_entropy(outputs, targets, reduction="none")
+    return lambda outputs, targets: (outputs - targets).flatten(1).square().mean(1)
