@@ -37,6 +37,12 @@ def powers(x: Tensor, p: int) -> Tensor:
     return x.abs() if p == 1 else x * x
 
 
+def _writing_pays(positions: int, inputs: int, outputs: int) -> bool:
+    """Whether writing a gradient out (inputs * outputs numbers, read three times) costs less than
+    two Gram matrices over the positions, in double precision."""
+    return 2 * inputs * outputs <= positions**2 * (inputs + outputs)
+
+
 class Rule(ABC):
     """One kind of layer. `lanes` is the number of lanes in the flat batch."""
 
@@ -68,7 +74,10 @@ class Rule(ABC):
         """Sum of |gradient|^p per sample [L, B]; `written` caches gradients written out."""
         if not written:
             written.update(self.each(x, g, lanes))
-        return {name: powers(full, p).flatten(2).sum(2) for name, full in written.items()}
+        return {
+            name: torch.linalg.vector_norm(full.flatten(2), p, dim=2) ** p
+            for name, full in written.items()
+        }
 
     def weighted(self, x: Tensor, g: Tensor, factors: Tensor, written: Named) -> Named:
         """Sum over samples of factor * gradient [L, *shape]."""
@@ -116,9 +125,8 @@ class Linear(Rule):
         return full
 
     def _writes(self, x: Tensor, g: Tensor) -> bool:
-        """With several positions, write out unless the two Gram matrices are much smaller."""
         positions = x.shape[1:-1].numel()
-        return positions > 1 and 2 * positions**2 >= x.shape[-1] * g.shape[-1]
+        return positions > 1 and _writing_pays(positions, x.shape[-1], g.shape[-1])
 
     def floats_written(self, x: Tensor, g: Tensor) -> int:
         positions = x.shape[1:-1].numel()
@@ -262,7 +270,8 @@ class Convolution(Rule):
         return named
 
     def _writes(self, x: Tensor, g: Tensor) -> bool:
-        return 2 * g.shape[2:].numel() ** 2 >= self.module.weight.numel()
+        weight = self.module.weight
+        return _writing_pays(g.shape[2:].numel(), weight[0].numel(), weight.shape[0])
 
     def floats_written(self, x: Tensor, g: Tensor) -> int:
         positions, weight = g.shape[2:].numel(), self.module.weight.numel()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -102,8 +103,34 @@ def train_round(
     for start in range(0, len(lanes), limits.lanes):
         which = slice(start, start + limits.lanes)
         part = _Part(model, inputs, targets, lanes.part(which), round_, stream, limits.samples)
-        parts.append(part.train(parameters[which], correct))
+        with full_precision(parameters.device):
+            parts.append(part.train(parameters[which], correct))
     return Trained(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+@contextmanager
+def full_precision(device: torch.device) -> Iterator[None]:
+    """Float32 means float32, whatever switches are set outside.
+
+    A norm and the sum it clips may take different routes through the hardware. With products
+    rounded to ten bits (TF32, bfloat16) they would differ by a thousandth, and the clipped sum
+    would break its bound.
+    """
+    before, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with (
+            torch.autocast(device.type, enabled=False),
+            cudnn.flags(
+                enabled=cudnn.enabled,
+                benchmark=cudnn.benchmark,
+                deterministic=cudnn.deterministic,
+                allow_tf32=False,
+            ),
+        ):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 @dataclass(frozen=True)
