@@ -391,3 +391,30 @@ def test_a_table_refuses_what_is_not_a_density():
 
     with pytest.raises(InvalidInput, match="shape"):
         _ = Flat(1.0).variance
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+@pytest.mark.parametrize("shape", [(1,), (2,), (5, 7), (4, 50_001)])
+def test_gaussian_draws_in_pairs_are_independent_normals(kind, shape):
+    torch = pytest.importorskip("torch")
+    words = np.random.default_rng(3).integers(-(2**63), 2**63 - 1, shape, endpoint=True)
+    noise = Gaussian(2.5)
+    drawn = noise.draw(words if kind == "numpy" else torch.from_numpy(words))
+    assert drawn.shape == shape
+    assert drawn.dtype == (np.float32 if kind == "numpy" else torch.float32)
+    by_row = [noise.draw(row) for row in words.reshape(-1, shape[-1])]
+    assert np.allclose(np.concatenate(by_row), np.asarray(drawn).ravel(), rtol=1e-4, atol=1e-5)
+    z = np.asarray(drawn, dtype=np.float64).ravel() / 2.5
+    if z.size < 1000:
+        return
+    assert stats.kstest(z, "norm").pvalue > 1e-6
+    half = z.size // 2
+    first, second = z[:half], z[half : 2 * half]
+    for a, b in ((first, second), (first**2, second**2), (np.abs(first), second), (z[1:], z[:-1])):
+        assert abs(np.corrcoef(a, b)[0, 1]) < 6 / math.sqrt(half)
+
+
+def test_gaussian_pairs_reach_far_tails():
+    extreme = Gaussian(1.0).draw(np.array([0, 2**62, 0, -1], dtype=np.int64))
+    assert 9 < abs(extreme[0]) < 9.6  # the smallest radius word at angle 0
+    assert np.isfinite(extreme).all()

@@ -46,7 +46,7 @@ class MechanismNoiser(Noiser):
             rows = [i for i, own in enumerate(self.mechanisms) if own == mechanism]
             words = torch.empty(len(rows), sums.shape[1], dtype=torch.int64, device=sums.device)
             stream.fill(words, [keys[i] for i in rows])
-            noisy[rows] = sums[rows] + mechanism.from_bits(words, torch.float32)
+            noisy[rows] = sums[rows] + mechanism.draw(words, torch.float32)
         return noisy
 
 

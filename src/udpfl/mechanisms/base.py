@@ -128,6 +128,13 @@ class Mechanism(ABC):
         tail, sign = tail_and_sign(words, dtype or namespace(words).float32)
         return sign * self.magnitude(tail)
 
+    def draw(self, words: Any, dtype: Any = None) -> Any:
+        """Independent noise, as many values as words, in the fastest way this mechanism knows.
+
+        Which word of a row makes which value is its own business; `from_bits` goes one by one.
+        """
+        return self.from_bits(words, dtype)
+
     def sample(self, shape: int | tuple[int, ...], rng: np.random.Generator) -> Floats:
         """Independent noise for every coordinate, in float64."""
         bounds = np.iinfo(np.int64)

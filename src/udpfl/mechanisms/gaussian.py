@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from udpfl.mechanisms.arrays import Floats, normal_quantile
+from udpfl.mechanisms.arrays import Floats, namespace, normal_quantile, tail_and_sign
 from udpfl.mechanisms.base import Mechanism, positive
 
 
@@ -67,6 +67,21 @@ class Gaussian(Mechanism):
 
     def magnitude(self, tail: Any) -> Any:
         return -self.std * normal_quantile(tail / 2)
+
+    def draw(self, words: Any, dtype: Any = None) -> Any:
+        """Box and Muller 1958: two words make a radius and an angle, and those two values.
+
+        Pairs are made along the last axis: rows have no word in common. The radius has 63 random
+        bits, so a value beyond 9 standard deviations can occur.
+        """
+        xp = namespace(words)
+        half = words.shape[-1] // 2
+        tail, _ = tail_and_sign(words[..., :half], dtype or xp.float32)
+        turn, side = tail_and_sign(words[..., half : 2 * half], dtype or xp.float32)
+        radius = self.std * xp.sqrt(-2 * xp.log(tail))
+        angle = math.pi * side * turn
+        odd = self.from_bits(words[..., 2 * half :], dtype)
+        return xp.concatenate((radius * xp.cos(angle), radius * xp.sin(angle), odd), -1)
 
     def from_normal(self, z: Any) -> Any:
         """Noise from standard normal draws, the fastest way on every device."""
