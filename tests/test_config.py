@@ -122,7 +122,7 @@ def test_the_schema_describes_every_key():
     assert set(described) == {*KEYS, *SECTIONS}
     assert all(len(field["description"]) > 10 for field in described.values())
     rate = described["training.sampling_rate"]
-    assert (rate["exclusiveMinimum"], rate["maximum"], rate["default"]) == (0, 1, 0.05)
+    assert (rate["exclusiveMinimum"], rate["maximum"], rate["default"]) == (0, 1, 0.5)
     assert found["additionalProperties"] is False
 
 
@@ -168,7 +168,7 @@ def test_a_bad_value_is_named_with_its_key_and_what_would_be_right(key, value):
     [
         "data.public=1", "data.public=0.0", "privacy.delta=0", "privacy.epsilon=8",
         "training.sampling_rate=1", "training.final_learning_rate=1", "device=cuda:3",
-        "data.test=0.999", "training.clients_per_round=10", "record_updates=[1, 60]",
+        "data.test=0.999", "training.clients_per_round=10", "record_updates=[1, 40]",
     ],
 )  # fmt: skip
 def test_the_edges_of_what_is_allowed(override):
@@ -257,7 +257,7 @@ def test_several_errors_make_one_message():
     assert "privacy: " not in error.message
     both = refused({"record_updates": [99], "training": {"clients_per_round": 99}})
     assert both.parameter == "training.clients_per_round"
-    assert "; record_updates: must be at most training.rounds = 60, got 99" in both.message
+    assert "; record_updates: must be at most training.rounds = 40, got 99" in both.message
 
 
 # Files, layers and overrides
@@ -336,7 +336,7 @@ def test_layers_of_every_kind_in_any_number(tmp_path):
     layers = ({"training": {"rounds": 1, "warmup": 1}}, None, str(path), {"seed": 3}, {"seed": 4})
     assert load(*layers) == Config(seed=4, training=TrainingConfig(rounds=2, warmup=1))
     # A model says every key, its defaults as well, and so hides all that lies below.
-    assert load(*layers, {"training": TrainingConfig(warmup=5)}).training.rounds == 60
+    assert load(*layers, {"training": TrainingConfig(warmup=5)}).training.rounds == 40
     assert load(*layers, Config(threads=2)) == Config(threads=2)
     assert load(Config(threads=2), {"threads": None}) == Config()
     frozen = MappingProxyType({"training": MappingProxyType({"rounds": 7})})
@@ -431,7 +431,7 @@ configurations = table(
     device=st.sampled_from(["auto", "cpu", "cuda", "cuda:12"]),
     threads=count,
     out=text,
-    record_updates=st.lists(st.integers(1, 60), max_size=3),
+    record_updates=st.lists(st.integers(1, 40), max_size=3),
     data=table(
         name=text, dir=text, clients=st.integers(3, 9), alpha=number, exponent=number,
         public=fraction | st.integers(0, 10**6), test=st.floats(0.01, 0.99), options=options,
@@ -446,7 +446,7 @@ configurations = table(
         exhausted=st.just("stop"), randomness=st.sampled_from(["entropy", "seeded"]),
     ),
     training=table(
-        algorithm=text, rounds=st.integers(60, 10**6), clients_per_round=st.integers(1, 3),
+        algorithm=text, rounds=st.integers(40, 10**6), clients_per_round=st.integers(1, 3),
         sampling_rate=st.floats(0, 1, exclude_min=True), learning_rate=number,
         schedule=st.sampled_from(["linear", "cosine"]), final_learning_rate=st.floats(0, 1),
         server_momentum=fraction, averaging=fraction, chunk=count, options=options,

@@ -28,6 +28,7 @@ from udpfl.engine import (
     train_round,
 )
 from udpfl.engine.gradients import BookKept
+from udpfl.engine.precision import full_precision
 from udpfl.errors import Unsupported
 from udpfl.mechanisms import Gaussian, Laplace, Staircase
 
@@ -548,8 +549,11 @@ def test_cuda_agrees_with_the_cpu(kind, norm):
         model = LaneModel(net, cross_entropy).to(device)
         start = model.initial().to(device).expand(3, -1)
         model.check(start[0], x[0].to(device), labels(3, 5)[0].to(device))
-        gradients = model.gradients(start, x.to(device), labels(3, 5).to(device), real.to(device))
-        sums.append(NormClipper(norm, [0.1, 0.5, 2.0]).clipped_sum(gradients).sum.cpu())
+        with full_precision(device):
+            gradients = model.gradients(
+                start, x.to(device), labels(3, 5).to(device), real.to(device)
+            )
+            sums.append(NormClipper(norm, [0.1, 0.5, 2.0]).clipped_sum(gradients).sum.cpu())
     assert torch.allclose(*sums, atol=1e-4)
 
 

@@ -14,10 +14,10 @@ import udpfl
 from udpfl import errors
 
 
-def python(code: str) -> subprocess.CompletedProcess[str]:
+def python(code: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", textwrap.dedent(code)],
-        capture_output=True, text=True, check=False,
+        capture_output=True, text=True, check=False, cwd=folder,
     )  # fmt: skip
 
 
@@ -38,6 +38,41 @@ def test_the_core_works_where_torch_cannot_be_imported():
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == done.stderr == ""
+
+
+@pytest.mark.parametrize("missing", ["torch", "safetensors"])
+def test_training_says_which_extra_it_needs(missing):
+    done = python(
+        f"""
+        import sys
+        class Blocked:
+            def find_spec(self, name, path=None, target=None):
+                if name.partition(".")[0] == "{missing}":
+                    raise ImportError(name)
+        sys.meta_path.insert(0, Blocked())
+        from udpfl.cli import main
+        main(["run"])
+        """
+    )
+    assert done.returncode == 2
+    assert "pip install 'udpfl[train]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_engine_needs_nothing_but_numpy_scipy_and_torch():
+    done = python(
+        """
+        import sys
+        class Blocked:
+            def find_spec(self, name, path=None, target=None):
+                barred = ("pydantic", "dp_accounting", "safetensors", "rich", "typer", "matplotlib")
+                if name.partition(".")[0] in barred:
+                    raise ImportError(name)
+        sys.meta_path.insert(0, Blocked())
+        import udpfl.engine, udpfl.models, udpfl.mechanisms
+        """
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_importing_is_light():
@@ -66,14 +101,15 @@ def test_one_exception_hierarchy():
         raise errors.MissingExtra("torch", "train")
 
 
-def readme_blocks() -> list[str]:
-    text = (Path(__file__).parent.parent / "README.md").read_text()
+def python_blocks() -> list[str]:
+    root = Path(__file__).parent.parent
+    text = (root / "README.md").read_text() + (root / "docs" / "running.md").read_text()
     return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 
 
-@pytest.mark.parametrize("number", range(len(readme_blocks())))
-def test_every_python_block_of_the_readme_runs(number):
-    done = python(readme_blocks()[number])
+@pytest.mark.parametrize("number", range(len(python_blocks())))
+def test_every_python_block_of_the_docs_runs(number, tmp_path):
+    done = python(python_blocks()[number], tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout
 

@@ -71,7 +71,7 @@ def _imported(key: str, name: str) -> Any:
     module_name, _, attribute = name.partition(":")
     if not all(part.isidentifier() for part in f"{module_name}.{attribute}".split(".")):
         raise InvalidInput(key, f"must look like package.module:attribute, got {name!r}")
-    _look_here_too()
+    look_here_too()
     importlib.invalidate_caches()  # the module may be younger than the running interpreter
     module = _attempt(key, lambda: importlib.import_module(module_name), repr(module_name))
     try:
@@ -82,7 +82,8 @@ def _imported(key: str, name: str) -> Any:
         raise InvalidInput(key, f"cannot import {name!r}: {error}{hint}") from error
 
 
-def _look_here_too() -> None:
+def look_here_too() -> None:
+    """Let modules in the current folder be imported."""
     # An installed command has its own folder first on the path where `python -m` has the current
     # one; a module that lies next to the configuration should be found either way.
     here = str(Path.cwd())

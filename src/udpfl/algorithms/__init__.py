@@ -1,5 +1,6 @@
 """Federated methods. Each is one file with both halves, the client's and the server's."""
 
+from udpfl import engine as _engine  # noqa: F401  (says which extra is missing)
 from udpfl.algorithms.base import Algorithm, LocalTraining, ServerStep, weighted_mean
 from udpfl.algorithms.fedavg import FedAvg
 from udpfl.algorithms.message import ClientMessage, Tensors

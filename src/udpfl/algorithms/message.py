@@ -39,8 +39,9 @@ class ClientMessage:
         return float(self.metadata["declared_size"])
 
     def copy(self) -> ClientMessage:
-        """The same message with tensors of its own."""
-        return replace(self, tensors={n: t.detach().clone() for n, t in self.tensors.items()})
+        """The same message with tensors and metadata of its own."""
+        tensors = {name: tensor.detach().clone() for name, tensor in self.tensors.items()}
+        return replace(self, tensors=tensors, metadata=dict(self.metadata))
 
     def to_bytes(self) -> bytes:
         """A safetensors file with everything else in its header."""

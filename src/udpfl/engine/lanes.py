@@ -21,6 +21,7 @@ from torch.func import functional_call, grad, vmap
 
 from udpfl.engine.gradients import BookKept, Gradients, Layout, Tap, WrittenOut
 from udpfl.engine.layers import RULES, Rule
+from udpfl.engine.precision import full_precision
 from udpfl.errors import Unsupported
 
 log = logging.getLogger(__name__)
@@ -173,6 +174,10 @@ class LaneModel:
         they disagree, and raises where that fails as well. The comparison is made a little away
         from `parameters`, where no gradient vanishes only because a layer starts at zero.
         """
+        with full_precision(parameters.device):
+            return self._checked(parameters, inputs, targets)
+
+    def _checked(self, parameters: Tensor, inputs: Tensor, targets: Tensor) -> int:
         wave = torch.arange(parameters.numel(), device=parameters.device, dtype=torch.float32)
         parameters = parameters + 0.02 * torch.sin(wave)
         width = min(len(inputs), 3)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 from udpfl.engine.clipping import Clipper
 from udpfl.engine.lanes import LaneModel
 from udpfl.engine.noise import Noiser
+from udpfl.engine.precision import full_precision
 from udpfl.engine.randomness import Key, PrivateStream, poisson_indices
 
 LaneState = Mapping[str, Tensor]
@@ -106,31 +106,6 @@ def train_round(
         with full_precision(parameters.device):
             parts.append(part.train(parameters[which], correct))
     return Trained(*(torch.cat(column) for column in zip(*parts, strict=True)))
-
-
-@contextmanager
-def full_precision(device: torch.device) -> Iterator[None]:
-    """Float32 means float32, whatever switches are set outside.
-
-    A norm and the sum it clips may take different routes through the hardware. With products
-    rounded to ten bits (TF32, bfloat16) they would differ by a thousandth, and the clipped sum
-    would break its bound.
-    """
-    before, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn
-    torch.set_float32_matmul_precision("highest")
-    try:
-        with (
-            torch.autocast(device.type, enabled=False),
-            cudnn.flags(
-                enabled=cudnn.enabled,
-                benchmark=cudnn.benchmark,
-                deterministic=cudnn.deterministic,
-                allow_tf32=False,
-            ),
-        ):
-            yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """The round loop, the client half, the run folder, and `run`, which ties them together."""
 
+from udpfl import engine as _engine  # noqa: F401  (says which extra is missing)
 from udpfl.federation.clients import Clients, Protection, Request, Site
 from udpfl.federation.folder import RunFolder
 from udpfl.federation.observers import Observer

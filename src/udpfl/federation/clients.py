@@ -93,6 +93,8 @@ class Clients:
         self._algorithm, self._ledger = algorithm, ledger
         self._stream, self._limits = stream, limits
         self._protection = protection or planned_protection
+        # Nothing is known about noise that somebody brought along: such answers claim nothing.
+        self._claimed = protection is None
 
     def answer(self, request: Request, sites: Sequence[Site]) -> Answers:
         """Answer for these clients.
@@ -215,7 +217,7 @@ class _Training:
         lanes = self._lanes.with_state(state or {}, self._calls * max(self._lanes.steps))
         self._calls += 1
         for events, person in zip(self.events, self._people, strict=True):
-            if person.release is not None:
+            if person.release is not None and home._claimed:
                 events.append(Repeated(PoissonSampled(person.rate, person.release), person.steps))
         trained = train_round(
             home._model, home._inputs, home._targets, start, lanes, self._round,

@@ -15,6 +15,7 @@ summary.json         what `udpfl run --json` prints
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -61,7 +62,10 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep a second process out of the folder; a crash leaves no lock behind."""
-        with (self.path / ".lock").open("w") as file:
+        path = self.path / ".lock"
+        with _explained(path):
+            file = path.open("w")
+        with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
@@ -108,13 +112,16 @@ class RunFolder:
     def write_records(self, parts: Sequence[Indices], public: Indices) -> None:
         """Who held which records (positions in the training set)."""
         arrays = {f"client-{i}": part for i, part in enumerate(parts)}
-        np.savez_compressed(self.path / "records.npz", public=public, **arrays)  # type: ignore[arg-type]
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, public=public, **arrays)  # type: ignore[arg-type]
+        self._write(self.path / "records.npz", buffer.getvalue())
 
     def write_checkpoint(self, round_: int, server: Tensors) -> None:
         """The server's state after a round. The two latest are kept."""
         data = tensors_to_bytes(server, {"round": round_})
         self._write(self._checkpoint(round_), data)
-        for old in self._checkpoints()[:-_KEPT]:
+        cut_short = (self.path / "checkpoints").glob(".round-*")  # by a crash
+        for old in (*self._checkpoints()[:-_KEPT], *cut_short):
             old.unlink(missing_ok=True)
 
     def read_checkpoint(self) -> tuple[int, Tensors] | None:
@@ -135,7 +142,7 @@ class RunFolder:
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         """One more line."""
-        with self.metrics.open("a") as file:
+        with _explained(self.metrics), self.metrics.open("a") as file:
             file.write(json.dumps(row) + "\n")
 
     def read_metrics(self, up_to: int | None = None) -> list[dict[str, Any]]:
@@ -158,8 +165,10 @@ class RunFolder:
 
     def write_update(self, round_: int, client: str, data: bytes) -> None:
         """Keep a released message for analysis."""
-        (self.path / "updates").mkdir(exist_ok=True)
-        self._write(self.path / "updates" / f"round-{round_:06d}-{client}.safetensors", data)
+        folder = self.path / "updates"
+        with _explained(folder):
+            folder.mkdir(exist_ok=True)
+        self._write(folder / f"round-{round_:06d}-{client}.safetensors", data)
 
     def write_model(self, tensors: Tensors) -> None:
         """The final model under the user's own parameter names."""
@@ -169,17 +178,26 @@ class RunFolder:
     def _write(path: Path, data: bytes) -> None:
         """Replace a file in one step, on disk before the call returns."""
         partial = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            with partial.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(path)
+        with _explained(path):
+            try:
+                with partial.open("wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                partial.replace(path)
+            except OSError:
+                partial.unlink(missing_ok=True)
+                raise
             handle = os.open(path.parent, os.O_RDONLY)
             try:
                 os.fsync(handle)
             finally:
                 os.close(handle)
-        except OSError as error:
-            partial.unlink(missing_ok=True)
-            raise UdpflError(f"cannot write {path}: {error.strerror}") from None
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UdpflError(f"cannot write {path}: {error.strerror}") from None

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from udpfl.accounting import (
+    Accounting,
     PoissonSampled,
     PrivacyStatement,
     Release,
@@ -47,11 +49,10 @@ class Participant:
             return None
         return Repeated(PoissonSampled(self.rate, self.release), self.steps)
 
-    @property
-    def run_event(self) -> Event | None:
-        """What the whole run costs this client."""
-        event = self.round_event
-        return None if event is None or not self.rounds else Repeated(event, self.rounds)
+    def rest_event(self, answered: int) -> Event | None:
+        """What the run still costs this client, after the rounds it has answered."""
+        event, left = self.round_event, self.rounds - answered
+        return None if event is None or left <= 0 else Repeated(event, left)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for the run folder."""
@@ -140,12 +141,12 @@ def _calibrated(
     return [
         replace(
             own,
-            release=Release(noise[own.name], settings[own.name].sensitivity, privacy.unit),
-            budget=Budget(settings[own.name].epsilon, settings[own.name].delta),
+            release=Release(noise[own.name], settings[own.name].sensitivity, privacy.unit)
+            if own.name in noise
+            else None,
+            budget=Budget(epsilons[i], deltas[i]),
         )
-        if own.name in noise
-        else own
-        for own in plain
+        for i, own in enumerate(plain)
     ]
 
 
@@ -156,7 +157,13 @@ def _mechanism(name: str) -> str | Mechanism:
     found = resolve("mechanisms", name, {**BUILT_IN, "auto": "auto"})
     if isinstance(found, type) and issubclass(found, Mechanism):
         make: Any = found
-        found = make(1.0)
+        try:
+            found = make(1.0)
+        except TypeError as error:  # it is abstract, or has parameters without a default
+            raise InvalidInput(
+                "privacy.mechanism",
+                f"{name!r} cannot be built from a scale alone: {error}; name an instance of it",
+            ) from None
     if not isinstance(found, Mechanism):
         raise InvalidInput("privacy.mechanism", f"{name!r} is not a mechanism: {found!r}")
     return found
@@ -170,4 +177,10 @@ def statement_of(event: Event | None, config: Config, delta: float) -> PrivacySt
         return PrivacyStatement.none("noise and sampling are seeded, for tests only")
     if event is None:
         return PrivacyStatement(0.0, delta, "guarantee", "pure", vector_epsilon=0.0)
-    return account(event, delta, "best", config.privacy.accounting)
+    return _priced(event, delta, config.privacy.accounting)
+
+
+@lru_cache(maxsize=1024)
+def _priced(event: Event, delta: float, accounting: Accounting) -> PrivacyStatement:
+    """Cached, because clients share what they release."""
+    return account(event, delta, "best", accounting)

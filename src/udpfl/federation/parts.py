@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from pathlib import Path
 from typing import Any
@@ -49,12 +50,20 @@ def dataset_of(settings: Config, data: Any, test: Any) -> DataSet:
     if wanted.name == OWN:
         raise InvalidInput("data.name", "this run has data of its own: hand it to udpfl.run(data=)")
     directory = wanted.dir or os.environ.get("UDPFL_DATA_DIR")
-    loaded = resolve("data", wanted.name, DATA)(
-        seed=seed,
-        directory=Path(directory) if directory else None,
-        test=wanted.test,
-        options=_options(settings),
-    )
+    asked = {
+        "seed": seed,
+        "directory": Path(directory) if directory else None,
+        "test": wanted.test,
+        "options": _options(settings),
+    }
+    loader = resolve("data", wanted.name, DATA)
+    try:
+        inspect.signature(loader).bind(**asked)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(
+            "data.name", f"{wanted.name!r} is not a function of {', '.join(asked)}: {error}"
+        ) from None
+    loaded = loader(**asked)
     if isinstance(loaded, DataSet):
         return loaded
     return as_dataset(loaded, wanted.test, task=wanted.task, seed=seed)
@@ -91,13 +100,16 @@ def algorithm_of(settings: Config) -> Algorithm:
     """The federated method with its options."""
     training = settings.training
     kind = resolve("algorithms", training.algorithm, ALGORITHMS)
+    refusal = InvalidInput("training.algorithm", f"{training.algorithm!r} is not an Algorithm")
+    if not (issubclass(kind, Algorithm) if isinstance(kind, type) else callable(kind)):
+        raise refusal
     server = ServerStep(training.server_learning_rate, training.server_momentum)
     try:
         made = kind(server, **training.options)
     except TypeError as error:
         raise InvalidInput("training.options", f"{training.algorithm}: {error}") from None
     if not isinstance(made, Algorithm):
-        raise InvalidInput("training.algorithm", f"{training.algorithm!r} is not an Algorithm")
+        raise refusal
     return made
 
 

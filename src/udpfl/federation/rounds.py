@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import signal
 import statistics
@@ -73,7 +74,7 @@ class Federation:
                     self.ledger.forget_messages(self.run, round_)
                 self.metrics.append(row)
                 for observer in self.observers:
-                    observer.on_round(row)
+                    observer.on_round(copy.deepcopy(row))
                 if interrupted.is_set():
                     self._checkpoint(round_, server, average)
                     raise KeyboardInterrupt
@@ -189,15 +190,18 @@ class Federation:
         }
 
     def _delta(self, site: Site) -> float:
-        """The delta of the client's budget; a client that is never picked spends nothing at any."""
+        """The delta of the client's budget, in the ledger or in this run."""
         budget = self.ledger.budget(site.account) or site.participant.budget
-        return 0.0 if budget is None else budget.delta
+        assert budget is not None, "whoever takes part in a private run has a budget"
+        return budget.delta
 
     def _spending(self) -> dict[str, Any]:
         statements = list(self.statements().values())
-        kind = statements[0].kind
-        if kind == "none":
+        kinds = {statement.kind for statement in statements}
+        if "none" in kinds:
             return {"privacy": "none", "epsilon": None}
+        # Who has released nothing yet has a guarantee, and must not lend it to the others.
+        kind = "nominal" if "nominal" in kinds else "guarantee"
         values = [statement.epsilon for statement in statements]
         row: dict[str, Any] = {"privacy": kind, "epsilon": _spread(values)}
         if kind == "nominal":

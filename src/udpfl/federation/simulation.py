@@ -38,6 +38,7 @@ from udpfl.federation.parts import (
 from udpfl.federation.rounds import Federation
 from udpfl.federation.shares import declared_sizes, divided
 from udpfl.harmonizer.ledger import Ledger
+from udpfl.plugins import look_here_too
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +70,13 @@ def run(
     if isinstance(data, Mapping):
         sections, data = {**sections, "data": data}, None
     folder, settings = _opened(config, resume, sections, model, data)
+    unclaimed = "clipping and noise were replaced" if protection else None
+    if unclaimed and isinstance(settings.privacy, PrivacyConfig) and settings.privacy.ledger:
+        raise InvalidInput(
+            "privacy.ledger",
+            f"{unclaimed}: such a run is not private and cannot be charged to "
+            f"{settings.privacy.ledger!r}, a ledger that counts",
+        )
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     device = device_of(settings.device)
@@ -78,6 +86,7 @@ def run(
         settings = load(settings, {"data": {"clients": len(dataset.owners)}})
     parts, public = divided(settings, dataset)
 
+    algorithm = algorithm_of(settings)
     network = network_of(settings, model, dataset)
     lane_model = LaneModel(network, loss or loss_of(dataset.task)).to(device)
     start = lane_model.initial().to(device)
@@ -91,13 +100,15 @@ def run(
     if folder is None:
         sizes = declared_sizes(settings, dataset, parts)
         people = participants(settings, sizes, schedule, lane_model.layout.dimension)
-        folder = _begun(settings, people, parts, public)
+        folder = _begun(settings, people, parts, public, unclaimed)
     people = [Participant.from_dict(row) for row in folder.read_json("participants.json")]
     identity = folder.read_json("run.json")
 
     ledger_path = _ledger_path(settings, folder)
     with folder.locked(), Ledger(ledger_path) as ledger:
-        sites = _sites(settings, ledger, identity["id"], dataset, parts, people, device)
+        sites = _sites(
+            settings, ledger, identity["id"], dataset, parts, people, device, unclaimed is None
+        )
         limits = choose_limits(
             settings.training.lanes,
             lanes=max(len(chosen) for chosen in schedule),
@@ -110,7 +121,6 @@ def run(
         seeded = isinstance(settings.privacy, PrivacyConfig) and (
             settings.privacy.randomness == "seeded"
         )
-        algorithm = algorithm_of(settings)
         clients = Clients(
             run=identity["id"],
             key=f"seed-{settings.seed}",
@@ -136,7 +146,7 @@ def run(
             test=(test_inputs, test_targets),
             task=dataset.task,
             observers=observers,
-            unclaimed="clipping and noise were replaced" if protection else None,
+            unclaimed=unclaimed,
         )
         final = federation.train(start)
         statements = federation.statements()
@@ -172,6 +182,7 @@ def _opened(
         if config is not None or sections:
             raise InvalidInput("resume", "continues a run as it was begun: no settings beside it")
         folder = RunFolder.open(Path(resume))
+        look_here_too()  # the mechanisms of its clients may lie where the run was begun
         return folder, load(folder.config)
     own: dict[str, Any] = dict(sections)
     for name, given in (("model", model), ("data", data)):
@@ -181,7 +192,11 @@ def _opened(
 
 
 def _begun(
-    settings: Config, people: Sequence[Participant], parts: Sequence[Indices], public: Indices
+    settings: Config,
+    people: Sequence[Participant],
+    parts: Sequence[Indices],
+    public: Indices,
+    unclaimed: str | None,
 ) -> RunFolder:
     now = datetime.now().astimezone()
     name = f"{settings.data.name}-{settings.training.algorithm}".replace(":", "-")
@@ -193,6 +208,8 @@ def _begun(
     privacy = settings.privacy
     if not isinstance(privacy, PrivacyConfig):
         stamp = "not private: privacy is turned off"
+    elif unclaimed:
+        stamp = f"not private: {unclaimed}"
     elif privacy.randomness == "seeded":
         stamp = "not private: noise and sampling are seeded"
     elif privacy.accounting == "scalar":
@@ -223,8 +240,12 @@ def _sites(
     parts: Sequence[Any],
     people: Sequence[Participant],
     device: torch.device,
+    claimed: bool,
 ) -> list[Site]:
-    """Open every client's account and see whether the run fits its budget."""
+    """Open every client's account and see whether the run fits its budget.
+
+    A run that claims nothing gets no budgets: it could not keep any.
+    """
     privacy = settings.privacy
     private = isinstance(privacy, PrivacyConfig)
     ledger.begin_run(
@@ -233,7 +254,7 @@ def _sites(
         accounting=privacy.accounting if isinstance(privacy, PrivacyConfig) else "vector",
         description={"data": settings.data.name, "algorithm": settings.training.algorithm},
     )
-    guaranteed = isinstance(privacy, PrivacyConfig) and privacy.accounting == "vector"
+    guaranteed = claimed and isinstance(privacy, PrivacyConfig) and privacy.accounting == "vector"
     shared = isinstance(privacy, PrivacyConfig) and privacy.ledger is not None
     sites = []
     for person, part in zip(people, parts, strict=True):
@@ -246,7 +267,8 @@ def _sites(
             )  # fmt: skip
         if person.budget and guaranteed and ledger.budget(account) is None:
             ledger.set_budget(account, person.budget)
-        event = person.run_event
+        answered = {entry.round for entry in ledger.history(account) if entry.run == run_id}
+        event = person.rest_event(len(answered))
         if private and event is not None and not ledger.certify(account, event):
             log.warning("%s: its budget in the ledger does not hold this whole run", person.name)
         sites.append(Site(person, account, torch.from_numpy(part).to(device)))

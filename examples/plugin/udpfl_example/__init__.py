@@ -1,0 +1,1 @@
+"""One plugin of each kind. Nothing is imported here: reading a ledger must not need torch."""
