@@ -64,6 +64,9 @@ class Algorithm(ABC):
     """A federated method. Options of the configuration become keyword arguments of `__init__`."""
 
     name: ClassVar[str]
+    trainings: ClassVar[int] = 1
+    """How often `client_step` trains in a round. Noise is planned for that many; what is charged is
+    what really happened."""
 
     def __init__(self, server: ServerStep) -> None:
         self.server = server

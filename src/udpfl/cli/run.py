@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -174,9 +175,9 @@ def figures_of(row: dict[str, Any]) -> str:
     """Accuracy and epsilon of a round in a few words; empty where it was not evaluated."""
     if row.get("loss") is None:
         return ""
-    quality = f"accuracy {row['accuracy']:.4f}" if row["accuracy"] is not None else (
-        f"mae {row['mae']:.4f}" if "mae" in row else f"loss {row['loss']:.4f}"
-    )  # fmt: skip
+    name = "accuracy" if row["accuracy"] is not None else "mae" if "mae" in row else "loss"
+    value = row[name]
+    quality = f"{name} {value if isinstance(value, str) else format(value, '.4f')}"
     if row["privacy"] == "none":
         return f"{quality}  [red]not private[/]"
     epsilon = row["epsilon"]["max"]
@@ -189,23 +190,20 @@ def show(result: Run, console: Console) -> None:
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
     table.add_column()
-    last = result.metrics[-1] if result.metrics else {}
-    if result.accuracy is not None:
-        table.add_row("accuracy", f"{result.accuracy:.4f}")
-    for name in ("mae", "mse"):
-        if name in last:
-            table.add_row(name, f"{last[name]:.5f}")
-    if result.loss is not None:
-        table.add_row("loss", f"{result.loss:.4f}")
+    outcome = result.to_dict()
+    for name in ("accuracy", "mae", "mse", "loss"):
+        if (value := outcome.get(name)) is not None:
+            table.add_row(name, value if isinstance(value, str) else f"{value:.4f}")
     style = {"guarantee": "green", "nominal": "yellow", "none": "bold red"}[result.privacy.kind]
-    table.add_row("privacy", f"[{style}]{result.privacy}[/]")
+    table.add_row("privacy", f"[{style}]{escape(str(result.privacy))}[/]")
     epsilons = sorted({shown(statement.epsilon) for statement in result.clients.values()})
     if result.privacy.kind != "none" and len(epsilons) > 1:
         table.add_row("clients", f"{len(result.clients)} clients spent ε from {_range(result)}")
     scope = "this run only" if result.ledger_path.parent == result.folder else "shared between runs"
-    table.add_row("ledger", f"{result.ledger_path} ({scope})")
-    table.add_row("model", str(result.folder / "model.safetensors"))
-    table.add_row("run", f"{result.folder}, {len(result.metrics)} rounds, {result.seconds:.1f} s")
+    table.add_row("ledger", escape(f"{result.ledger_path} ({scope})"))
+    table.add_row("model", escape(str(result.folder / "model.safetensors")))
+    length = f"{len(result.metrics)} rounds, {result.seconds:.1f} s"
+    table.add_row("run", escape(f"{result.folder}, {length}"))
     console.print(table, highlight=False, soft_wrap=True)
     sys.stdout.flush()
 

@@ -87,12 +87,14 @@ class Clients:
         stream: PrivateStream,
         limits: Limits,
         protection: Protection | None = None,
+        all_or_none: bool = False,
     ) -> None:
         self._run, self._key = run, key
         self._model, self._inputs, self._targets = model, inputs, targets
         self._algorithm, self._ledger = algorithm, ledger
         self._stream, self._limits = stream, limits
         self._protection = protection or planned_protection
+        self._all_or_none = all_or_none
         # Nothing is known about noise that somebody brought along: such answers claim nothing.
         self._claimed = protection is None
 
@@ -116,6 +118,8 @@ class Clients:
                 answers.refused[name] = "its budget does not allow another round"
                 continue
             willing.append(site)
+        if answers.refused and self._all_or_none:
+            return answers  # before anyone spends on a round that will not be used
         if willing:
             stored |= self._train_and_charge(request, willing, answers)
         for site in sites:  # in the order asked, however they came about

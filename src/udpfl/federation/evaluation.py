@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -22,10 +23,17 @@ class Evaluation:
     mae: float | None = None
     mse: float | None = None
 
-    def to_dict(self) -> dict[str, float | None]:
+    def to_dict(self) -> dict[str, float | str | None]:
         """Plain data: the figures of the task, accuracy always."""
-        row: dict[str, float | None] = {"accuracy": self.accuracy, "loss": self.loss}
-        return row if self.mae is None else {**row, "mae": self.mae, "mse": self.mse}
+        row = {"accuracy": self.accuracy, "loss": self.loss}
+        if self.mae is not None:
+            row |= {"mae": self.mae, "mse": self.mse}
+        return {name: _plain(value) for name, value in row.items()}
+
+
+def _plain(value: float | None) -> float | str | None:
+    """A number that JSON knows; a model that diverged has a loss of "inf" or "nan"."""
+    return value if value is None or math.isfinite(value) else str(value)
 
 
 def evaluate(

@@ -47,17 +47,18 @@ class Run:
         return self._last("loss")
 
     def _last(self, name: str) -> float | None:
-        return next((row[name] for row in reversed(self.metrics) if row[name] is not None), None)
+        found = (row[name] for row in reversed(self.metrics) if row.get(name) is not None)
+        return next(found, None)
 
     def to_dict(self) -> dict[str, Any]:
         """What `udpfl run --json` prints."""
-        last = self.metrics[-1] if self.metrics else {}
-        errors = {name: last[name] for name in ("mae", "mse") if name in last}
+        errors = {name: self._last(name) for name in ("mae", "mse")}
         return {
             "accuracy": self.accuracy,
             "loss": self.loss,
-            **errors,
+            **{name: value for name, value in errors.items() if value is not None},
             "privacy": self.privacy.to_dict(),
+            "statement": str(self.privacy),
             "seconds": round(self.seconds, 3),
             "run": str(self.folder),
             "stopped": self.stopped,

@@ -38,16 +38,19 @@ class Participant:
     rounds: int
     """How many rounds the schedule asks of it."""
     steps: int
-    """Releases per round."""
+    """Local steps of one training, each a release."""
     release: Release | None = None
     budget: Budget | None = None
+    trainings: int = 1
+    """Trainings per round, as the method declares."""
 
     @property
     def round_event(self) -> Event | None:
         """What one round costs this client."""
         if self.release is None:
             return None
-        return Repeated(PoissonSampled(self.rate, self.release), self.steps)
+        step = PoissonSampled(self.rate, self.release)
+        return Repeated(step, self.steps * self.trainings)
 
     def rest_event(self, answered: int) -> Event | None:
         """What the run still costs this client, after the rounds it has answered."""
@@ -62,6 +65,7 @@ class Participant:
             "rate": self.rate,
             "rounds": self.rounds,
             "steps": self.steps,
+            "trainings": self.trainings,
             "release": None if self.release is None else event_to_dict(self.release),
             "budget": None if self.budget is None else [self.budget.epsilon, self.budget.delta],
         }
@@ -91,13 +95,24 @@ def selection(config: Config) -> list[tuple[int, ...]]:
 
 
 def participants(
-    config: Config, sizes: Sequence[int], schedule: Sequence[Sequence[int]], dimension: int
+    config: Config,
+    sizes: Sequence[int],
+    schedule: Sequence[Sequence[int]],
+    dimension: int,
+    trainings: int = 1,
 ) -> list[Participant]:
     """Calibrate every client's noise to its own budget and its own number of releases."""
     training = config.training
     rounds = Counter(client for chosen in schedule for client in chosen)
     plain = [
-        Participant(f"client-{i}", size, training.sampling_rate, rounds[i], training.local_steps)
+        Participant(
+            name=f"client-{i}",
+            declared_size=size,
+            rate=training.sampling_rate,
+            rounds=rounds[i],
+            steps=training.local_steps,
+            trainings=trainings,
+        )
         for i, size in enumerate(sizes)
     ]
     if not isinstance(config.privacy, PrivacyConfig):
@@ -122,7 +137,7 @@ def _calibrated(
         own.name: Setting(
             epsilons[i],
             deltas[i],
-            own.rounds * own.steps,
+            own.rounds * own.steps * own.trainings,
             clipper.sensitivity(i, dimension),
             own.rate,
             privacy.unit,

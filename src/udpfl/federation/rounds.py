@@ -63,6 +63,7 @@ class Federation:
                 began = time.perf_counter()
                 answers = self._ask(round_, server)
                 if self._exhausted(answers):
+                    self._measure_last(average)
                     break
                 server = self.algorithm.aggregate(server, answers.messages)
                 average = self._averaged(average, server["model"], round_)
@@ -129,7 +130,7 @@ class Federation:
         stop = isinstance(privacy, PrivacyConfig) and privacy.exhausted == "stop"
         if answers.refused and (stop or not answers.messages):
             client, reason = next(iter(answers.refused.items()))
-            everyone = "no client is left to train" if not answers.messages else "stopped"
+            everyone = "stopped" if stop else "no client is left to train"
             self.stopped = f"{everyone}: {client}: {reason}"
             return True
         return False
@@ -168,6 +169,13 @@ class Federation:
             },
         }
         return row
+
+    def _measure_last(self, model: Tensor) -> None:
+        """A run that ends early still says how good its last model is."""
+        if self.metrics and self.metrics[-1]["loss"] is None:
+            self.metrics[-1] |= evaluate(self.model, model, *self.test, self.task).to_dict()
+            self.metrics[-1] |= self._spending()
+            self.folder.rewrite_metrics(self.metrics)
 
     def statements(self) -> dict[str, PrivacyStatement]:
         """What each client has spent: in the ledger, or nominally in this run."""

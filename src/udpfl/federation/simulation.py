@@ -99,7 +99,9 @@ def run(
     schedule = selection(settings)
     if folder is None:
         sizes = declared_sizes(settings, dataset, parts)
-        people = participants(settings, sizes, schedule, lane_model.layout.dimension)
+        people = participants(
+            settings, sizes, schedule, lane_model.layout.dimension, algorithm.trainings
+        )
         folder = _begun(settings, people, parts, public, unclaimed)
     people = [Participant.from_dict(row) for row in folder.read_json("participants.json")]
     identity = folder.read_json("run.json")
@@ -132,6 +134,8 @@ def run(
             stream=Keyed(settings.seed) if seeded else Entropy(),
             limits=limits,
             protection=protection,
+            all_or_none=isinstance(settings.privacy, PrivacyConfig)
+            and settings.privacy.exhausted == "stop",
         )
         federation = Federation(
             config=settings,
@@ -188,6 +192,8 @@ def _opened(
     for name, given in (("model", model), ("data", data)):
         if given is not None:
             own[name] = {**_section(own.get(name)), "name": OWN}
+    if isinstance(data, list):
+        own["data"]["clients"] = len(data)
     return None, load(config, own)
 
 
