@@ -39,7 +39,7 @@ from udpfl.accounting.serial import event_from_dict
 from udpfl.algorithms import Algorithm, ClientMessage, FedAvg, weighted_mean
 from udpfl.data import as_dataset
 from udpfl.engine import Keyed, LaneModel, Limits, Noiseless, NormClipper
-from udpfl.federation import Clients, Participant, Request, Site
+from udpfl.federation import Clients, Participant, Request, RunFolder, Site
 from udpfl.federation.clients import planned_protection
 from udpfl.harmonizer.ledger import Ledger
 
@@ -1049,3 +1049,25 @@ def test_a_model_that_mixes_records_is_refused(federate):
     mixing = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
     with pytest.raises(udpfl.Unsupported, match="replace_batchnorm"):
         federate(net=mixing)
+
+
+def test_a_folder_whose_run_never_began_can_be_used_again(federate, tmp_path):
+    half = tmp_path / "half"
+    (half / "checkpoints").mkdir(parents=True)
+    (half / "config.toml").write_text("seed = 1\n")
+    assert RunFolder.create(half).path == half
+    (half / "notes.txt").write_text("mine")
+    with pytest.raises(InvalidInput, match="not empty"):
+        RunFolder.create(half)
+
+
+def test_a_damaged_latest_checkpoint_costs_nothing(federate):
+    """The older one is used, and the messages since then are sent again, not charged again."""
+    whole = federate(SEEDED, {"rounds": 6, "checkpoint_every": 2})
+    before = [(e.client, e.round, e.count) for e in whole.ledger.history()]
+    latest = max((whole.folder / "checkpoints").iterdir())
+    latest.write_bytes(latest.read_bytes()[:100])
+    again = udpfl.run(resume=whole.folder, model=network(), data=blobs())
+    assert [(e.client, e.round, e.count) for e in again.ledger.history()] == before
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.equal(tensor, again.model.state_dict()[name])

@@ -41,12 +41,12 @@ class RunFolder:
     @classmethod
     def create(cls, path: Path) -> RunFolder:
         """A new, empty run folder."""
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        if path.exists() and not _free(path):
             raise InvalidInput(
                 "out", f"{str(path)!r} exists and is not empty; --resume continues a run"
             )
         try:
-            (path / "checkpoints").mkdir(parents=True)
+            (path / "checkpoints").mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InvalidInput("out", f"cannot create {str(path)!r}: {error.strerror}") from None
         return cls(path)
@@ -144,6 +144,8 @@ class RunFolder:
         """One more line."""
         with _explained(self.metrics), self.metrics.open("a") as file:
             file.write(json.dumps(row) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
 
     def read_metrics(self, up_to: int | None = None) -> list[dict[str, Any]]:
         """The rows of the rounds so far; a line that a crash cut short is left out."""
@@ -193,6 +195,14 @@ class RunFolder:
                 os.fsync(handle)
             finally:
                 os.close(handle)
+
+
+def _free(path: Path) -> bool:
+    """Whether a run may begin here: an empty folder, or one whose run never got to begin."""
+    if not path.is_dir():
+        return False
+    found = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}
+    return found <= {"config.toml", "participants.json", "records.npz", "checkpoints"}
 
 
 @contextmanager

@@ -58,6 +58,7 @@ class Federation:
     def train(self, start: Tensor) -> Tensor:
         """All rounds, from the latest checkpoint on; returns the final parameters [d]."""
         server, average, done = self._restored(start)
+        saved = done
         with _patient_interrupt() as interrupted:
             for round_ in range(done + 1, len(self.schedule) + 1):
                 began = time.perf_counter()
@@ -72,7 +73,9 @@ class Federation:
                 self.folder.append_metrics(row)
                 if self._due(round_, self.config.training.checkpoint_every):
                     self._checkpoint(round_, server, average)
-                    self.ledger.forget_messages(self.run, round_)
+                    # Two checkpoints are kept, so the messages since the older one are as well.
+                    self.ledger.forget_messages(self.run, saved + 1)
+                    saved = round_
                 self.metrics.append(row)
                 for observer in self.observers:
                     observer.on_round(copy.deepcopy(row))

@@ -154,23 +154,23 @@ def run(
         )
         final = federation.train(start)
         statements = federation.statements()
-    trained = _filled(network, lane_model, final)
-    folder.write_model(dict(trained.state_dict()))
-    result = Run(
-        folder=folder.path,
-        config=settings,
-        model=trained,
-        privacy=_worst(statements),
-        clients=statements,
-        metrics=federation.metrics,
-        ledger_path=ledger_path,
-        seconds=time.perf_counter() - began,
-        stopped=federation.stopped,
-    )
-    folder.write_json(
-        "summary.json",
-        {**result.to_dict(), "clients": {n: s.to_dict() for n, s in statements.items()}},
-    )
+        trained = _filled(network, lane_model, final)
+        folder.write_model(dict(trained.state_dict()))
+        result = Run(
+            folder=folder.path,
+            config=settings,
+            model=trained,
+            privacy=_worst(statements),
+            clients=statements,
+            metrics=federation.metrics,
+            ledger_path=ledger_path,
+            seconds=time.perf_counter() - began,
+            stopped=federation.stopped,
+        )
+        folder.write_json(
+            "summary.json",
+            {**result.to_dict(), "clients": {n: s.to_dict() for n, s in statements.items()}},
+        )
     return result
 
 
