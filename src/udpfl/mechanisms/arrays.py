@@ -43,11 +43,11 @@ def cell_index(edges: Any, x: Any) -> Any:
     return index.clip(0, len(edges) - 2)
 
 
-def tail_and_sign(words: Any, dtype: Any) -> tuple[Any, Any]:
-    """Split signed 64-bit random words into a tail probability in (0, 1] and a sign.
+def uniform(words: Any, dtype: Any) -> Any:
+    """Signed 64-bit random words as numbers in [-1, 1], never zero.
 
-    The magnitude keeps 63 random bits. Converted to floating point, small values keep their full
-    relative precision even in float32, so tails far beyond 1e-12 occur with the right frequency.
+    The magnitude keeps 63 random bits. Small values keep their full relative precision even in
+    float32, so tails far beyond 1e-12 occur with the right frequency.
     """
     xp = namespace(words)
     if words.dtype != xp.int64:
@@ -55,6 +55,13 @@ def tail_and_sign(words: Any, dtype: Any) -> tuple[Any, Any]:
     if xp.finfo(dtype).bits < 32:
         raise InvalidInput("dtype", f"noise needs float32 or better, got {dtype}")
     signed = words.to(dtype) if is_torch(words) else words.astype(dtype)
-    signed = signed + 0.5  # the words w and -1 - w become exact opposites, and zero cannot occur
-    sign = xp.where(words < 0, -xp.ones_like(signed), xp.ones_like(signed))
-    return xp.abs(signed) * 2.0**-63, sign
+    signed += 0.5  # the words w and -1 - w become exact opposites, and zero cannot occur
+    signed *= 2.0**-63
+    return signed
+
+
+def tail_and_sign(words: Any, dtype: Any) -> tuple[Any, Any]:
+    """Split signed 64-bit random words into a tail probability in (0, 1] and a sign."""
+    signed = uniform(words, dtype)
+    xp = namespace(words)
+    return xp.abs(signed), xp.copysign(xp.ones_like(signed), signed)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from udpfl.mechanisms.arrays import Floats, namespace, normal_quantile, tail_and_sign
+from udpfl.mechanisms.arrays import Floats, namespace, normal_quantile, uniform
 from udpfl.mechanisms.base import Mechanism, positive
 
 
@@ -75,11 +75,14 @@ class Gaussian(Mechanism):
         bits, so a value beyond 9 standard deviations can occur.
         """
         xp = namespace(words)
+        dtype = dtype or xp.float32
         half = words.shape[-1] // 2
-        tail, _ = tail_and_sign(words[..., :half], dtype or xp.float32)
-        turn, side = tail_and_sign(words[..., half : 2 * half], dtype or xp.float32)
-        radius = self.std * xp.sqrt(-2 * xp.log(tail))
-        angle = math.pi * side * turn
+        radius = uniform(words[..., :half], dtype)
+        angle = uniform(words[..., half : 2 * half], dtype)
+        angle *= math.pi
+        radius = xp.log(abs(radius))
+        radius *= -2 * self.std * self.std
+        radius = xp.sqrt(radius)
         odd = self.from_bits(words[..., 2 * half :], dtype)
         return xp.concatenate((radius * xp.cos(angle), radius * xp.sin(angle), odd), -1)
 
