@@ -29,7 +29,7 @@ from udpfl.engine import (
 )
 from udpfl.engine.gradients import BookKept
 from udpfl.engine.precision import full_precision
-from udpfl.errors import Unsupported
+from udpfl.errors import InvalidInput, Unsupported
 from udpfl.mechanisms import Gaussian, Laplace, Staircase
 
 QUICK = settings(max_examples=15, deadline=None)
@@ -93,7 +93,7 @@ def assert_same_sums(model, x, y, loss=cross_entropy, *, rules=True, bounds=(0.0
                 norm,
                 limits[lane],
             )
-            assert torch.allclose(ours[lane].double(), theirs, rtol=0, atol=2e-5 * scale + 1e-9), (
+            assert torch.allclose(ours[lane].double(), theirs, rtol=0, atol=8e-5 * scale + 1e-9), (
                 norm
             )
 
@@ -610,3 +610,163 @@ def test_reduced_precision_outside_does_not_reach_the_clipped_sum():
         torch.set_float32_matmul_precision("highest")
     assert seen == [("highest", False), False]
     assert out.parameters.dtype == torch.float32
+
+
+# A model is tried before it is trusted
+
+
+class DividesByTheLargest(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.a(x / x.abs().max().item())
+
+
+class LooksAtOthersBehindDropout(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.drop = nn.Linear(4, 3), nn.Dropout(0.5)
+
+    def forward(self, x):
+        return self.a(self.drop(x - x.mean(0) if self.training else x))
+
+
+class Remembers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.before = nn.Linear(4, 3), 0.0
+
+    def forward(self, x):
+        out = self.a(x + self.before)
+        self.before = self.before + 1.0
+        return out
+
+
+class SortsRows(nn.Module):
+    """Permutes the batch by content: sums are right, the owners of the gradients are not."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 3)
+
+    def forward(self, x):
+        order = x[:, 0].argsort()
+        return self.a(x[order])[order.argsort()]
+
+
+def checked(net, rows=3):
+    model = LaneModel(net, cross_entropy)
+    generator = torch.Generator().manual_seed(2)
+    inputs = torch.randn(rows, 4, generator=generator)
+    model.check(model.initial(), inputs, labels(1, rows)[0])
+    return model
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_models_that_mix_samples_never_go_by_the_rules(rows):
+    for kind in (DividesByTheLargest, Remembers):
+        with pytest.raises(Unsupported):
+            checked(kind(), rows)
+    for kind in (LooksAtOthers, LooksAtOthersBehindDropout, SortsRows):
+        assert not checked(kind(), rows).book_keeping
+    assert checked(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 3))).book_keeping
+
+
+def test_reparametrised_layers_are_refused_or_go_one_by_one():
+    with pytest.raises(Unsupported, match="buffer"):
+        checked(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3)))
+    assert not checked(nn.utils.parametrizations.weight_norm(nn.Linear(4, 3))).book_keeping
+
+
+def test_submodules_in_evaluation_mode_stay_there():
+    net = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.9), nn.Linear(4, 3))
+    net[1].eval()
+    model = checked(net)
+    model.outputs(model.initial(), torch.randn(2, 4))
+    assert [module.training for module in model._plain.modules()] == [True, True, False, True]
+
+
+def one_record(net, x, y, norm, bound, loss=cross_entropy):
+    """What a single record contributes to the clipped sum, measured in double."""
+    model = LaneModel(net, loss)
+    real = torch.ones(1, 1, dtype=torch.bool)
+    gradients = model.gradients(model.initial().unsqueeze(0), x[None, None], y[None, None], real)
+    total = NormClipper(norm, [bound]).clipped_sum(gradients).sum.double()
+    return float(total.abs().sum() if norm == "l1" else total.square().sum().sqrt())
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2"])
+def test_long_gradients_keep_the_bound(norm):
+    class Long(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.zeros(3_000_000))
+
+        def forward(self, x):
+            return (x * self.w).sum(1, keepdim=True)
+
+    def plain(outputs, targets):
+        return outputs.squeeze(1)
+
+    x = 1 + 0.3 * torch.rand(3_000_000, generator=torch.Generator().manual_seed(0))
+    assert one_record(Long(), x, torch.tensor(0), norm, 1.0, plain) <= 1.0
+
+
+@pytest.mark.parametrize("size", [1e2, 1e4, 1e6, 1e9])
+def test_positions_that_cancel_keep_the_bound(size):
+    """The sum of four positions almost vanishes; what float32 leaves of it must be clipped too."""
+    torch.manual_seed(0)
+
+    class Cancels(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Linear(64, 64, bias=False)
+
+        def forward(self, x):
+            y = self.a(x)
+            return y[:, 0] + y[:, 1] - y[:, 2] - y[:, 3]
+
+    def linear(outputs, targets):
+        weights = torch.linspace(-1, 1, 64)
+        return outputs @ weights * 100
+
+    base = size * torch.randn(2, 64)
+    x = torch.cat([base, base.flip(0)]) * (1 + 1e-7 * torch.randn(4, 64))
+    assert one_record(Cancels(), x, torch.tensor(0), "l2", 1.0, linear) <= 1.0
+
+
+def test_a_tiny_input_with_a_huge_gradient_keeps_the_bound():
+    net = nn.Linear(1, 1, bias=False)
+    x, y = torch.tensor([2.5e-23]), torch.tensor([8e18])
+    assert one_record(net, x, y, "l2", 1e-3, lambda o, t: (o - t).square().sum(1)) <= 1e-3
+
+
+def test_a_token_outside_the_table_cannot_reach_another_client():
+    net = Net(nn.Embedding(4, 5), 5, channel_axis=2)
+    model = LaneModel(net, cross_entropy)
+    x = torch.zeros(2, 1, 3, dtype=torch.int64)
+    x[0, 0, 1] = 5
+    with pytest.raises(Unsupported, match="token id"):
+        model.gradients(
+            model.initial().expand(2, -1), x, labels(2, 1), torch.ones(2, 1, dtype=torch.bool)
+        )
+
+
+@pytest.mark.parametrize("bound", [0.0, -1.0, 1e-30, 1e30, math.nan, math.inf])
+def test_bounds_that_float32_cannot_hold_are_refused(bound):
+    with pytest.raises(InvalidInput, match="clip"):
+        NormClipper("l2", [bound])
+
+
+def test_random_layers_draw_from_the_stream():
+    def mask(stream, step):
+        with stream.layers(Key("run", "client", 1, step, "layers"), torch.device("cpu")):
+            return torch.rand(8)
+
+    outside = torch.get_rng_state()
+    assert torch.equal(mask(Keyed(1), 0), mask(Keyed(1), 0))
+    assert not torch.equal(mask(Keyed(1), 0), mask(Keyed(1), 1))
+    assert not torch.equal(mask(Entropy(), 0), mask(Entropy(), 0))
+    assert torch.equal(torch.get_rng_state(), outside)

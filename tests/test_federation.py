@@ -10,6 +10,7 @@ import math
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ from udpfl import (
     Gaussian,
     InvalidInput,
     Laplace,
+    LedgerError,
     PoissonSampled,
     Release,
     Repeated,
@@ -454,7 +456,7 @@ def test_lists_are_dealt_out_to_the_clients(federate):
             epsilon, delta = row["budget"]
             assert row["release"]["sensitivity"]["dimension"] == DIMENSION
             statement = ledger.statement(account_of(result.ledger_path, row["name"]))
-            assert statement == result.clients[row["name"]]
+            assert statement == replace(result.clients[row["name"]], notes=())
             assert (statement.kind, statement.delta) == ("guarantee", delta)
             assert 0.98 * epsilon < statement.epsilon <= epsilon
             assert statement.epsilon == pytest.approx(priced(row).epsilon, rel=1e-9)
@@ -1071,3 +1073,91 @@ def test_a_damaged_latest_checkpoint_costs_nothing(federate):
     assert [(e.client, e.round, e.count) for e in again.ledger.history()] == before
     for name, tensor in whole.model.state_dict().items():
         assert torch.equal(tensor, again.model.state_dict()[name])
+
+
+# What a run may not forget, and what it may not claim
+
+
+def test_resuming_needs_the_ledger_that_holds_the_charges(federate, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shared = {"ledger": "budget.sqlite", "epsilon": 2.0}
+    whole = federate(shared, {"rounds": 4})
+    assert whole.ledger_path == tmp_path / "budget.sqlite"
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    again = udpfl.run(resume=whole.folder, model=network(), data=blobs())
+    assert again.privacy == whole.privacy
+    assert not list(elsewhere.iterdir())
+    whole.ledger_path.rename(tmp_path / "moved.sqlite")
+    with pytest.raises(LedgerError, match="client-0 has answered 4 rounds"):
+        udpfl.run(resume=whole.folder, model=network(), data=blobs())
+
+
+def test_resuming_needs_the_same_data_and_model(federate):
+    whole = federate(None, {"rounds": 2})
+    inputs, labels = blobs()
+    with pytest.raises(LedgerError, match="other data"):
+        udpfl.run(resume=whole.folder, model=network(), data=(inputs + 1, labels))
+    with pytest.raises(InvalidInput, match=r"planned for \d+ parameters"):
+        udpfl.run(resume=whole.folder, model=nn.Linear(4, 3), data=blobs())
+
+
+def test_one_statement_for_all_clients_holds_for_each(federate):
+    result = federate({"epsilon": [3.0, 2.0, 2.0], "delta": [1e-6, 1e-2, 1e-5]})
+    assert result.privacy.epsilon <= 3.0
+    assert result.privacy.delta == 1e-2
+    for statement in result.clients.values():
+        assert statement.epsilon <= result.privacy.epsilon
+        assert statement.delta <= result.privacy.delta
+    nominal = federate({"accounting": "scalar", "epsilon": [2.0, 4.0, 1.0]})
+    worst = max(statement.vector_epsilon for statement in nominal.clients.values())
+    assert nominal.privacy.vector_epsilon == worst
+
+
+def test_a_nominal_run_on_a_shared_ledger_says_what_all_runs_cost(federate, tmp_path):
+    shared = {"accounting": "scalar", "epsilon": 2.0, "ledger": str(tmp_path / "b.sqlite")}
+    guaranteed = [federate(shared).privacy.vector_epsilon for _ in range(2)]
+    assert guaranteed[1] > 1.2 * guaranteed[0]
+
+
+def test_data_known_under_another_name_gets_no_new_budget(federate, tmp_path):
+    x, y = blobs()
+    parts = [(x[i::3], y[i::3]) for i in range(3)]
+    shared = {"ledger": str(tmp_path / "b.sqlite")}
+    federate(shared, given=parts, test=blobs())
+    with pytest.raises(InvalidInput, match="is known there as"):
+        federate(shared, given=parts[::-1], test=blobs())
+
+
+def test_what_is_read_off_ones_own_data_is_an_assumption(federate):
+    notes = " ".join(federate().privacy.notes)
+    assert "sizes of the clients" in notes
+    assert "set of labels" in notes
+    assert "sizes" not in " ".join(federate(None, None, {"declared_sizes": 20}).privacy.notes)
+
+
+def test_dropout_is_not_drawn_from_the_public_seed(federate):
+    """With everything else fixed, two private runs must not share their masks."""
+
+    def masks(privacy):
+        seen = []
+
+        class Spy(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.drop, self.head = nn.Dropout(0.5), nn.Linear(4, 3)
+
+            def forward(self, x):
+                if torch.is_grad_enabled() and len(x) > 20:
+                    seen.append(self.drop(torch.ones(64)).tolist())
+                return self.head(self.drop(x))
+
+        federate(privacy, {"rounds": 1, "sampling_rate": 1.0}, net=Spy())
+        return seen
+
+    first, second = masks({"randomness": "entropy"}), masks({"randomness": "entropy"})
+    assert first
+    assert not {tuple(mask) for mask in first} & {tuple(mask) for mask in second}
+    again = [masks({"randomness": "seeded"}) for _ in range(2)]
+    assert again[0] == again[1]

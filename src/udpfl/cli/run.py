@@ -196,6 +196,8 @@ def show(result: Run, console: Console) -> None:
             table.add_row(name, value if isinstance(value, str) else f"{value:.4f}")
     style = {"guarantee": "green", "nominal": "yellow", "none": "bold red"}[result.privacy.kind]
     table.add_row("privacy", f"[{style}]{escape(str(result.privacy))}[/]")
+    for note in result.privacy.notes if result.privacy.kind != "none" else ():
+        table.add_row("", f"[dim]{escape(note)}[/]")
     epsilons = sorted({shown(statement.epsilon) for statement in result.clients.values()})
     if result.privacy.kind != "none" and len(epsilons) > 1:
         table.add_row("clients", f"{len(result.clients)} clients spent ε from {_range(result)}")

@@ -14,9 +14,14 @@ from torch import Tensor
 
 from udpfl.accounting.sensitivity import Norm, Sensitivity
 from udpfl.engine.gradients import Gradients
+from udpfl.errors import InvalidInput
 
-_ROUNDING = 1 - 1e-5
-"""Clip a little below the bound: norms are float32, and a sum of rounded numbers may exceed it."""
+_ROUNDING = 1 - 5e-5
+"""Clip a little below the bound: norms and the sums of a pass are rounded to float32."""
+
+
+_SMALLEST, _LARGEST = 1e-10, 1e10
+"""Bounds between which float32 squares neither vanish nor overflow unnoticed."""
 
 
 @dataclass
@@ -42,8 +47,8 @@ class Clipper(ABC):
     def clipped_sum(self, gradients: Gradients) -> Clipped:
         """Clip every sample, then sum.
 
-        Guarantee: adding or removing one record changes the sum by at most `sensitivity`, float32
-        rounding of the norm included. A gradient that is not finite counts as zero.
+        Guarantee: one record's clipped gradient is at most `sensitivity`, float32 rounding of its
+        norm included. A gradient that is not finite counts as zero.
         """
 
 
@@ -53,6 +58,11 @@ class NormClipper(Clipper):
     def __init__(self, norm: Norm, bounds: Sequence[float]) -> None:
         self.norm: Norm = norm
         self.bounds = tuple(bounds)
+        for bound in self.bounds:
+            if not _SMALLEST <= bound <= _LARGEST:
+                raise InvalidInput(
+                    "clip", f"must lie between {_SMALLEST:g} and {_LARGEST:g}, got {bound!r}"
+                )
 
     def lanes(self, which: slice) -> NormClipper:
         return NormClipper(self.norm, self.bounds[which])

@@ -77,7 +77,8 @@ class WrittenOut(Gradients):
         self.real = real
 
     def norms(self, p: int) -> Tensor:
-        return torch.linalg.vector_norm(self._gradients, p, dim=2)
+        sizes = powers(self._gradients, p).sum(2)
+        return sizes if p == 1 else sizes.sqrt()
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
         return torch.bmm(factors.unsqueeze(1), self._gradients).squeeze(1)
@@ -117,22 +118,20 @@ class BookKept(Gradients):
 
     def norms(self, p: int) -> Tensor:
         lanes = self.real.shape[0]
-        total = torch.zeros(self.real.shape, device=self.real.device)
+        total = torch.zeros(self.real.shape, dtype=torch.float64, device=self.real.device)
         for tap in self._taps:
             assert tap.g is not None
-            if not self._shared.isdisjoint(tap.parameters.values()) and not tap.written:
-                tap.written.update(tap.rule.each(tap.x, tap.g, lanes))
             sizes = tap.rule.norms(tap.x, tap.g, lanes, p, tap.written)
             for own, name in tap.parameters.items():
                 if name not in self._shared:
                     total += sizes[own]
         for name in self._shared:  # uses add up before they are measured
             total += powers(self._summed_uses(name), p).flatten(2).sum(2)
-        return total if p == 1 else total.sqrt()
+        return (total if p == 1 else total.sqrt()).float()
 
     def _summed_uses(self, name: str) -> Tensor:
         uses = [
-            tap.written[own]
+            self._written(tap)[own]
             for tap in self._taps
             for own, wanted in tap.parameters.items()
             if wanted == name
@@ -146,7 +145,12 @@ class BookKept(Gradients):
             assert tap.g is not None
             sums = tap.rule.weighted(tap.x, tap.g, factors, tap.written)
             for own, name in tap.parameters.items():
-                named[name] += sums[own]
+                if name not in self._shared:
+                    named[name] += sums[own]
+        for name in self._shared:  # the very numbers that were measured
+            named[name] += torch.bmm(
+                factors.unsqueeze(1), self._summed_uses(name).flatten(2)
+            ).view_as(named[name])
         return out
 
     def written_out(self) -> Tensor:
@@ -154,12 +158,15 @@ class BookKept(Gradients):
         out = torch.zeros(lanes, batch, self._layout.dimension, device=self.real.device)
         named = self._layout.named(out)
         for tap in self._taps:
-            assert tap.g is not None
-            if not tap.written:
-                tap.written.update(tap.rule.each(tap.x, tap.g, lanes))
             for own, name in tap.parameters.items():
-                named[name] += tap.written[own]
+                named[name] += self._written(tap)[own]
         return out
+
+    def _written(self, tap: Tap) -> Named:
+        assert tap.g is not None
+        if not tap.written:
+            tap.written.update(tap.rule.each(tap.x, tap.g, self.real.shape[0]))
+        return tap.written
 
     def drop(self, bad: Tensor) -> None:
         super().drop(bad)

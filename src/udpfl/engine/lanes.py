@@ -2,8 +2,8 @@
 
 The model is copied, never wrapped: its parameter names and its `state_dict` stay the user's own. In
 the copy each layer with a rule (`layers.py`) applies its lane's weights and notes its input and the
-gradient of its output. On the first batch the result is compared with automatic differentiation,
-one sample at a time; a model whose forward pass does something the rules do not see (raw
+gradient of its output. Before training the result is compared with automatic differentiation, one
+sample at a time; a model whose forward pass does something the rules do not see (raw
 parameters, sequence-first tensors, samples that look at each other) goes through `torch.func`.
 """
 
@@ -12,8 +12,9 @@ from __future__ import annotations
 import copy
 import logging
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 """Outputs [N, ...] and targets [N, ...] to one loss per sample [N]."""
 
 _SEES_OTHERS = (nn.modules.batchnorm._BatchNorm,)
+_DROPOUT = nn.modules.dropout._DropoutNd
 _AGREEMENT = 1e-3
 
 
@@ -59,7 +61,13 @@ class LaneModel:
     def __init__(self, model: nn.Module, loss: Loss) -> None:
         refuse_shared_statistics(model)
         self._loss = loss
-        self._model = copy.deepcopy(model)
+        try:
+            self._model, self._plain = copy.deepcopy(model), copy.deepcopy(model)
+        except Exception as error:  # torch refuses to copy some computed weights
+            raise Unsupported(f"the model cannot be copied: {_first_line(error)}") from error
+        if not model.training:
+            self._model.train()
+            self._plain.train()
         trainable = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
         if not trainable:
             raise Unsupported("the model has no trainable parameter")
@@ -72,7 +80,6 @@ class LaneModel:
         self._taps: list[Tap] = []
         self._weights: dict[str, Tensor] = {}
         self._lanes = 1
-        self._plain = copy.deepcopy(model)
         self._uncovered = _uncovered(self._model)
         self.book_keeping = not self._uncovered
         if self.book_keeping:
@@ -118,10 +125,12 @@ class LaneModel:
 
     def outputs(self, parameters: Tensor, inputs: Tensor) -> Tensor:
         """Evaluate one parameter vector [d] on a batch, without gradients, in evaluation mode."""
+        modes = [module.training for module in self._plain.modules()]
         self._plain.eval()
         with torch.no_grad():
             result: Tensor = functional_call(self._plain, self.layout.named(parameters), (inputs,))
-        self._plain.train()
+        for module, mode in zip(self._plain.modules(), modes, strict=True):
+            module.training = mode
         return result
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -168,63 +177,135 @@ class LaneModel:
         return WrittenOut(self.layout.flat(named).masked_fill_(~real.unsqueeze(2), 0.0), real)
 
     def check(self, parameters: Tensor, inputs: Tensor, targets: Tensor) -> int:
-        """Compare the rules with automatic differentiation on a few samples; bytes per sample.
+        """Try the model on a few public records; returns the bytes that one sample takes.
 
-        parameters [d], inputs and targets [B, ...] with B >= 1. Falls back to `torch.func` when
-        they disagree, and raises where that fails as well. The comparison is made a little away
-        from `parameters`, where no gradient vanishes only because a layer starts at zero.
+        parameters [d], inputs and targets [n, ...], n >= 1. From the records two batches of eight
+        are made, some rows scaled, some zero, in different orders. A row's gradient must be the
+        same alone and in either batch. Where the layer rules do not achieve that, `torch.func`
+        takes over, one sample at a time; where that fails too the model is refused. This finds
+        mistakes. It cannot find a model that is made to hide what it does.
         """
-        with full_precision(parameters.device):
-            return self._checked(parameters, inputs, targets)
-
-    def _checked(self, parameters: Tensor, inputs: Tensor, targets: Tensor) -> int:
+        # A little away from the start, where no gradient vanishes because a layer starts at zero.
         wave = torch.arange(parameters.numel(), device=parameters.device, dtype=torch.float32)
-        parameters = parameters + 0.02 * torch.sin(wave)
-        width = min(len(inputs), 3)
-        x, y = inputs[:width].unsqueeze(0), targets[:width].unsqueeze(0)
-        real = torch.ones(1, width, dtype=torch.bool, device=inputs.device)
-        state = {n: b.clone() for n, b in self._model.named_buffers()}
-        random = [m for m in self._model.modules() if isinstance(m, nn.modules.dropout._DropoutNd)]
-        for module in (self._model, self._plain):
-            module.eval() if random else module.train()  # a fair comparison draws no dropout
-        per_sample = 16 * self.layout.dimension
-        try:
-            oracle: Tensor | None = self._by_func(parameters.unsqueeze(0), x, y, real).written_out()
-        except RuntimeError as error:
-            oracle = None
-            if not self.book_keeping:
-                raise Unsupported(
-                    "per-sample gradients are not available for "
-                    f"{', '.join(self._uncovered) or 'this model'}: {str(error).splitlines()[0]}"
-                ) from None
-            log.debug("the rules go unchecked, torch.func failed: %s", error)
-        if self.book_keeping:
-            try:
-                kept = self._by_book_keeping(parameters.unsqueeze(0), x, y, real)
-                ours: Tensor | None = kept.written_out()
-                per_sample = kept.bytes_per_sample()
-            except (RuntimeError, ValueError, IndexError, TypeError) as error:
-                self._abandon_rules(f"the layer rules failed: {str(error).splitlines()[0]}")
-                ours = oracle
-            if oracle is not None and ours is not None:
-                scale = oracle.abs().max().clamp(min=1e-6)
-                if not bool(((ours - oracle).abs() <= _AGREEMENT * scale).all()):
-                    self._abandon_rules("the model's forward pass does more than its layers show")
-            if oracle is None and not self.book_keeping:
-                raise Unsupported("per-sample gradients are not available for this model")
-        for module in (self._model, self._plain):
-            module.train()
-        for name, buffer in self._model.named_buffers():
-            if not torch.equal(buffer, state[name]):
+        parameters = (parameters + 0.02 * torch.sin(wave)).unsqueeze(0)
+        batches = trial_batches(inputs, targets)
+        with full_precision(parameters.device), _no_dropout(self._model, self._plain):
+            self._refuse_statistics(batches[0].inputs)
+            alone = [self._alone(parameters, *batch) for batch in batches]
+            if not _agree(alone[0][batches[1].order], alone[1]):
+                self._refuse_memory(parameters, batches)
+            per_sample = 16 * self.layout.dimension
+            if self.book_keeping:
+                per_sample = self._compared(parameters, batches, alone) or per_sample
+        return per_sample
+
+    def _refuse_statistics(self, inputs: Tensor) -> None:
+        before = {name: buffer.clone() for name, buffer in self._plain.named_buffers()}
+        with torch.no_grad():
+            self._plain(inputs)
+        for name, buffer in self._plain.named_buffers():
+            if not torch.equal(buffer, before[name]):
                 raise Unsupported(
                     f"buffer {name} changes in the forward pass: statistics of private records "
                     "would be released without noise"
                 )
-        return per_sample if self.book_keeping else 16 * self.layout.dimension
+
+    def _alone(self, parameters: Tensor, x: Tensor, y: Tensor, order: Tensor) -> Tensor:
+        """Every row's gradient by automatic differentiation, one sample at a time [n, d]."""
+        real = torch.ones(1, len(x), dtype=torch.bool, device=x.device)
+        try:
+            full = self._by_func(parameters, x.unsqueeze(0), y.unsqueeze(0), real).written_out()
+        except Exception as error:  # whatever the user's own forward pass raises
+            raise Unsupported(
+                "per-sample gradients are not available for "
+                f"{', '.join(self._uncovered) or 'this model'}: {_first_line(error)}"
+            ) from error
+        return full[0]
+
+    def _refuse_memory(self, parameters: Tensor, batches: Sequence[Trial]) -> None:
+        """Two answers to one record: random (then never mind the rules), or a memory."""
+        modes = [module.training for module in self._plain.modules()]
+        self._plain.eval()
+        calm = [self._alone(parameters, *batch) for batch in batches]
+        for module, mode in zip(self._plain.modules(), modes, strict=True):
+            module.training = mode
+        if not _agree(calm[0][batches[1].order], calm[1]):
+            raise Unsupported(
+                "the model answers the same record in two ways: it keeps something of the records "
+                "it saw before, so clipping would bound nothing"
+            )
+        if self.book_keeping:
+            self._abandon_rules("the forward pass draws random numbers outside of dropout layers")
+
+    def _compared(
+        self, parameters: Tensor, batches: Sequence[Trial], alone: Sequence[Tensor]
+    ) -> int | None:
+        """Bytes per sample if the rules agree with automatic differentiation, else None."""
+        per_sample = 0
+        for (x, y, _), expected in zip(batches, alone, strict=True):
+            real = torch.ones(1, len(x), dtype=torch.bool, device=x.device)
+            try:
+                kept = self._by_book_keeping(parameters, x.unsqueeze(0), y.unsqueeze(0), real)
+                found = kept.written_out()[0]
+            except Exception as error:  # whatever the user's own forward pass raises
+                self._abandon_rules(f"the layer rules failed: {_first_line(error)}")
+                return None
+            if not _agree(found, expected):
+                self._abandon_rules("the forward pass does more than its layers show")
+                return None
+            per_sample = kept.bytes_per_sample()
+        return per_sample
 
     def _abandon_rules(self, why: str) -> None:
         self.book_keeping = False
         self._explain(why)
+
+
+class Trial(NamedTuple):
+    """A batch to try a model on; `order` says which rows of the first batch it holds."""
+
+    inputs: Tensor
+    targets: Tensor
+    order: Tensor
+
+
+def trial_batches(inputs: Tensor, targets: Tensor) -> tuple[Trial, Trial]:
+    """Eight rows made of public records, then the same rows in another order."""
+    device = inputs.device
+    pick = torch.arange(8, device=device) % len(inputs)
+    rows, labels = inputs[pick].clone(), targets[pick].clone()
+    if rows.is_floating_point():
+        scale = torch.tensor([1.0, 1.0, 1.0, 1.0, 30.0, 0.0, -1.0, 0.5], device=device)
+        rows *= scale.view(-1, *([1] * (rows.dim() - 1)))
+    elif rows.dim() > 1:  # other token ids than the record's own would need its vocabulary
+        rows = torch.stack([row.roll(i, dims=-1) for i, row in enumerate(rows)])
+    order = torch.tensor([4, 6, 1, 7, 0, 3, 2, 5], device=device)
+    whole = torch.arange(8, device=device)
+    return Trial(rows, labels, whole), Trial(rows[order], labels[order], order)
+
+
+def _agree(found: Tensor, expected: Tensor) -> bool:
+    """Row by row, to a thousandth of the row's largest number."""
+    scale = expected.abs().amax(1, keepdim=True).clamp(min=1e-6)
+    return bool(((found - expected).abs() <= _AGREEMENT * scale).all())
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+@contextmanager
+def _no_dropout(*models: nn.Module) -> Iterator[None]:
+    """Keep training mode, but let dropout layers drop nothing: a fair comparison is not random."""
+    layers = [m for model in models for m in model.modules() if isinstance(m, _DROPOUT)]
+    rates = [layer.p for layer in layers]
+    for layer in layers:
+        layer.p = 0.0
+    try:
+        yield
+    finally:
+        for layer, rate in zip(layers, rates, strict=True):
+            layer.p = rate
 
 
 def _uncovered(model: nn.Module) -> list[str]:
@@ -232,8 +313,8 @@ def _uncovered(model: nn.Module) -> list[str]:
     missing = []
     for name, module in model.named_modules():
         owned = [p for p in module.parameters(recurse=False) if p.requires_grad]
-        rule = RULES.get(type(module))
-        if owned and (rule is None or not rule.supports(module)):
+        rule, names = RULES.get(type(module)), set(module._parameters)
+        if owned and (rule is None or names - {"weight", "bias"} or not rule.supports(module)):
             missing.append(f"{name or 'the model itself'} ({type(module).__name__})")
     return missing
 

@@ -23,6 +23,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from udpfl.errors import Unsupported
+
 Named = dict[str, Tensor]
 """Tensors by the name of the layer's parameter: "weight", "bias"."""
 
@@ -33,8 +35,28 @@ def _by_lane(factors: Tensor, x: Tensor) -> Tensor:
 
 
 def powers(x: Tensor, p: int) -> Tensor:
-    """|x|^p for p = 1 or 2."""
+    """|x|^p for p = 1 or 2. Summed with `sum`, which adds in a tree: `vector_norm` adds in a row,
+    and a long vector comes out too small."""
     return x.abs() if p == 1 else x * x
+
+
+def _weighted(factors: Tensor, each: Tensor) -> Tensor:
+    """Sum over samples of factors [L, B] * each [L, B, *shape]."""
+    return torch.bmm(factors.unsqueeze(1), each.flatten(2)).view(-1, *each.shape[2:])
+
+
+def _gram_norm(a: Tensor, b: Tensor) -> Tensor:
+    """Squared norm [...] of sum_t a_t b_t' from a [..., T, in] and b [..., T, out].
+
+    Positions may cancel, so the Gram matrices are in double precision, and the size includes what
+    float32 leaves behind where they do: the sum itself is a float32 product, and its rounding is
+    bounded by the sizes of its terms, not by the size of the result.
+    """
+    a64, b64 = a.double(), b.double()
+    gram = ((a64 @ a64.transpose(-1, -2)) * (b64 @ b64.transpose(-1, -2))).sum((-1, -2))
+    terms = (a64.square().sum(-1) * b64.square().sum(-1)).sqrt().sum(-1)
+    rounding = (a.shape[-2] + 2) * torch.finfo(torch.float32).eps * terms
+    return (gram.clamp(min=0).sqrt() + rounding).square()
 
 
 def _writing_pays(positions: int, inputs: int, outputs: int) -> bool:
@@ -74,19 +96,13 @@ class Rule(ABC):
         """Sum of |gradient|^p per sample [L, B]; `written` caches gradients written out."""
         if not written:
             written.update(self.each(x, g, lanes))
-        return {
-            name: torch.linalg.vector_norm(full.flatten(2), p, dim=2) ** p
-            for name, full in written.items()
-        }
+        return {name: powers(full, p).flatten(2).sum(2) for name, full in written.items()}
 
     def weighted(self, x: Tensor, g: Tensor, factors: Tensor, written: Named) -> Named:
         """Sum over samples of factor * gradient [L, *shape]."""
         if not written:
             written.update(self.each(x, g, factors.shape[0]))
-        return {
-            name: torch.bmm(factors.unsqueeze(1), full.flatten(2)).view(-1, *full.shape[2:])
-            for name, full in written.items()
-        }
+        return {name: _weighted(factors, full) for name, full in written.items()}
 
     def floats_written(self, x: Tensor, g: Tensor) -> int:
         """Numbers per sample that this rule writes out beyond input and output gradient."""
@@ -138,13 +154,10 @@ class Linear(Rule):
     def norms(self, x: Tensor, g: Tensor, lanes: int, p: int, written: Named) -> Named:
         a, b = self._split(x, g, lanes)
         if a.shape[2] == 1:
-            out = {"weight": powers(a, p).sum((2, 3)) * powers(b, p).sum((2, 3))}
+            # In double: one square may be too small for float32 where the other is huge.
+            out = {"weight": powers(a.double(), p).sum((2, 3)) * powers(b.double(), p).sum((2, 3))}
         elif p == 2 and not self._writes(x, g):
-            # Signed terms cancel here, so the Gram matrices are in double precision: a rounded
-            # norm that came out too small would let a sample through unclipped.
-            a64, b64 = a.double(), b.double()
-            gram = (a64 @ a64.transpose(2, 3)) * (b64 @ b64.transpose(2, 3))
-            out = {"weight": gram.sum((2, 3)).clamp(min=0).to(a.dtype)}
+            out = {"weight": _gram_norm(a, b)}
         else:
             return super().norms(x, g, lanes, p, written)
         if self.module.bias is not None:
@@ -155,10 +168,10 @@ class Linear(Rule):
         if written:
             return super().weighted(x, g, factors, written)
         a, b = self._split(x, g, factors.shape[0])
-        b = b * _by_lane(factors, b)
-        out = {"weight": torch.bmm(b.flatten(1, 2).transpose(1, 2), a.flatten(1, 2))}
+        scaled = b * _by_lane(factors, b)
+        out = {"weight": torch.bmm(scaled.flatten(1, 2).transpose(1, 2), a.flatten(1, 2))}
         if self.module.bias is not None:
-            out["bias"] = b.sum((1, 2))
+            out["bias"] = _weighted(factors, b.sum(2))  # the very numbers that were measured
         return out
 
 
@@ -281,9 +294,8 @@ class Convolution(Rule):
     def norms(self, x: Tensor, g: Tensor, lanes: int, p: int, written: Named) -> Named:
         if p != 2 or self._writes(x, g):
             return super().norms(x, g, lanes, p, written)
-        patches, out = (t.double() for t in self._patches(x, g))  # double: see Linear.norms
-        gram = (patches.transpose(2, 3) @ patches) * (out.transpose(2, 3) @ out)
-        named = {"weight": gram.sum((1, 2, 3)).clamp(min=0).to(x.dtype).view(lanes, -1)}
+        patches, out = (t.transpose(2, 3) for t in self._patches(x, g))
+        named = {"weight": _gram_norm(patches, out).sum(1).view(lanes, -1)}
         if self.module.bias is not None:
             named["bias"] = g.flatten(2).sum(2).square().sum(1).view(lanes, -1)
         return named
@@ -292,9 +304,9 @@ class Convolution(Rule):
         if written:
             return super().weighted(x, g, factors, written)
         lanes = factors.shape[0]
-        g = g * factors.flatten().view(-1, *([1] * (g.dim() - 1)))
+        scaled = g * factors.flatten().view(-1, *([1] * (g.dim() - 1)))
         weight = torch.ops.aten.convolution_backward(
-            self._side_by_side(self._image(g), lanes),
+            self._side_by_side(self._image(scaled), lanes),
             self._side_by_side(self._image(x), lanes),
             self._image(self.module.weight).repeat(lanes, 1, 1, 1),
             None,
@@ -308,7 +320,8 @@ class Convolution(Rule):
         )[1]
         named = {"weight": weight.view(lanes, *self.module.weight.shape)}
         if self.module.bias is not None:
-            named["bias"] = g.flatten(2).sum(2).view(lanes, -1, g.shape[1]).sum(1)
+            each = g.flatten(2).sum(2).view(lanes, -1, g.shape[1])
+            named["bias"] = _weighted(factors, each)  # the very numbers that were measured
         return named
 
 
@@ -387,6 +400,10 @@ class Embedding(Rule):
 
     def _rows(self, x: Tensor, lanes: int) -> Tensor:
         """Token ids as rows of all lanes' tables, one under the other."""
+        rows = self.module.num_embeddings
+        if x.numel() and not 0 <= int(x.min()) <= int(x.max()) < rows:
+            # Beyond its own table lies the table of another client.
+            raise Unsupported(f"a token id lies outside the {rows} rows of the embedding")
         offset = torch.arange(lanes, device=x.device) * self.module.num_embeddings
         return x + offset.repeat_interleave(x.shape[0] // lanes).view(-1, *([1] * (x.dim() - 1)))
 

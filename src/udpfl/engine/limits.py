@@ -15,6 +15,9 @@ _SMALL_MODEL = 100_000
 it the matrices of one lane fill the cores, and padding batches to one length is a loss."""
 _CACHE_FRIENDLY = 64 << 20
 """Bytes per pass on a CPU; larger passes are not faster, they only miss the caches."""
+_MOST_SAMPLES = 512
+"""Samples of a lane added up in float32; passes are added in double, so that rounding stays far
+below what the clipper leaves room for."""
 
 
 def choose_limits(
@@ -39,4 +42,5 @@ def choose_limits(
     together = max(1, min(together, memory // (2 * per_lane) if per_lane else together))
     room = min(memory, _CACHE_FRIENDLY) if on_cpu else memory
     samples = max(1, (room - min(room // 2, together * per_lane)) // (together * bytes_per_sample))
+    samples = min(samples, _MOST_SAMPLES)
     return Limits(together, min(samples, chunk) if chunk else samples)

@@ -7,6 +7,10 @@ from contextlib import contextmanager
 
 import torch
 
+from udpfl.errors import Unsupported
+
+_FULL = ("none", "ieee")
+
 
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
@@ -16,9 +20,10 @@ def full_precision(device: torch.device) -> Iterator[None]:
     rounded to ten bits (TF32, bfloat16) they would differ by a thousandth, and the clipped sum
     would break its bound.
     """
-    before, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn
+    before, cudnn = _matmul_precision(), torch.backends.cudnn
     torch.set_float32_matmul_precision("highest")
     try:
+        _refuse_other_switches()
         with (
             torch.autocast(device.type, enabled=False),
             cudnn.flags(
@@ -31,3 +36,28 @@ def full_precision(device: torch.device) -> Iterator[None]:
             yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def _matmul_precision() -> str:
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise Unsupported(f"torch's precision switches contradict each other: {reason}") from None
+
+
+def _refuse_other_switches() -> None:
+    """Torch's newer switches cannot be undone from here without upsetting the older ones."""
+    switches = {
+        "torch.backends": torch.backends,
+        "torch.backends.mkldnn": torch.backends.mkldnn,
+        "torch.backends.mkldnn.conv": getattr(torch.backends.mkldnn, "conv", None),
+        "torch.backends.mkldnn.matmul": getattr(torch.backends.mkldnn, "matmul", None),
+    }
+    for name, holder in switches.items():
+        value = getattr(holder, "fp32_precision", "none")
+        if value not in _FULL:
+            raise Unsupported(
+                f"{name}.fp32_precision is {value!r}: clipped sums need full float32, "
+                "set it to 'ieee'"
+            )

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from hashlib import blake2b
 from typing import ClassVar, NamedTuple
 
@@ -44,6 +45,21 @@ class PrivateStream(ABC):
         for row, key in zip(buffer, keys, strict=True):
             _expand(row, self._bits(key))
         return buffer
+
+    @contextmanager
+    def layers(self, key: Key, device: torch.device) -> Iterator[None]:
+        """Random layers (dropout) draw from torch's own generators, seeded here for a while.
+
+        A record's mask depends on its place in the batch, so masks that the server could compute
+        would make every record depend on every other one.
+        """
+        seed = int.from_bytes(self._bits(key)[:8], "little") >> 1
+        devices = [device] if device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            torch.default_generator.manual_seed(seed)
+            if devices:
+                torch.cuda.manual_seed(seed)
+            yield
 
 
 class Entropy(PrivateStream):

@@ -127,7 +127,9 @@ class _Part:
         sampled, clipped, ratios = (torch.zeros(len(lanes), device=device) for _ in range(3))
         noise_size = lanes.noiser.std(device) * self.model.layout.dimension**0.5
         for step, batch in enumerate(batches):
-            total, over = self._clipped_sum(parameters, batch)
+            first = _keys(lanes, self.round, step, "layers")[0]
+            with self.stream.layers(first, device):
+                total, over = self._clipped_sum(parameters, batch)
             noisy = lanes.noiser.add(total, self.stream, _keys(lanes, self.round, step, "noise"))
             direction = noisy / lanes.denominators.unsqueeze(1)
             if correct is not None:
@@ -145,7 +147,9 @@ class _Part:
     def _clipped_sum(self, parameters: Tensor, batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """The clipped sum [L, d] over batches of any size, and how many were clipped [L]."""
         device = parameters.device
-        total, over = torch.zeros_like(parameters), torch.zeros(len(batch), device=device)
+        # Passes are added in double: many small roundings would add up.
+        total = torch.zeros_like(parameters, dtype=torch.float64)
+        over = torch.zeros(len(batch), device=device)
         for start in range(0, max(len(rows) for rows in batch), self.most):
             index, real = _padded([rows[start : start + self.most] for rows in batch], device)
             gradients = self.model.gradients(
@@ -154,7 +158,7 @@ class _Part:
             part = self.lanes.clipper.clipped_sum(gradients)
             total += part.sum
             over += part.clipped
-        return total, over
+        return total.float(), over
 
 
 def _draw(lanes: Lanes, round_: int, step: int, stream: PrivateStream) -> list[Tensor]:

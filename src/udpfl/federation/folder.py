@@ -116,20 +116,25 @@ class RunFolder:
         np.savez_compressed(buffer, public=public, **arrays)  # type: ignore[arg-type]
         self._write(self.path / "records.npz", buffer.getvalue())
 
-    def write_checkpoint(self, round_: int, server: Tensors) -> None:
-        """The server's state after a round. The two latest are kept."""
-        data = tensors_to_bytes(server, {"round": round_})
+    def write_checkpoint(
+        self, round_: int, server: Tensors, answered: Mapping[str, int] | None = None
+    ) -> None:
+        """The server's state after a round, and how many rounds each client had answered.
+
+        The two latest are kept.
+        """
+        data = tensors_to_bytes(server, {"round": round_, "answered": dict(answered or {})})
         self._write(self._checkpoint(round_), data)
         cut_short = (self.path / "checkpoints").glob(".round-*")  # by a crash
         for old in (*self._checkpoints()[:-_KEPT], *cut_short):
             old.unlink(missing_ok=True)
 
-    def read_checkpoint(self) -> tuple[int, Tensors] | None:
-        """The latest readable checkpoint; None before the first."""
+    def read_checkpoint(self) -> tuple[int, Tensors, dict[str, int]] | None:
+        """The latest readable checkpoint: round, state, rounds answered by each client."""
         for path in reversed(self._checkpoints()):
             try:
                 tensors, header = tensors_from_bytes(path.read_bytes())
-                return int(header["round"]), tensors
+                return int(header["round"]), tensors, dict(header["answered"])
             except (UdpflError, OSError, KeyError):
                 continue
         return None

@@ -8,12 +8,12 @@ import signal
 import statistics
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from udpfl.accounting import PrivacyStatement
@@ -21,6 +21,7 @@ from udpfl.algorithms import Algorithm, Tensors
 from udpfl.config import Config, PrivacyConfig
 from udpfl.data.records import Task
 from udpfl.engine import LaneModel
+from udpfl.errors import LedgerError
 from udpfl.federation.clients import Answers, Clients, Request, Site
 from udpfl.federation.evaluation import evaluate
 from udpfl.federation.folder import RunFolder
@@ -49,6 +50,10 @@ class Federation:
     task: Task
     observers: Sequence[Observer] = ()
     metrics: list[dict[str, Any]] = field(default_factory=list)
+    assumptions: tuple[str, ...] = ()
+    """What the statements take for granted."""
+    answered: Counter[str] = field(default_factory=Counter)
+    """Rounds that each client has answered."""
     unclaimed: str | None = None
     """Why no privacy is claimed, whatever the ledger says."""
     stopped: str | None = None
@@ -66,6 +71,7 @@ class Federation:
                 if self._exhausted(answers):
                     self._measure_last(average)
                     break
+                self.answered.update(message.client for message in answers.messages)
                 server = self.algorithm.aggregate(server, answers.messages)
                 average = self._averaged(average, server["model"], round_)
                 self._observe(round_, average, answers)
@@ -94,27 +100,37 @@ class Federation:
             server = self.algorithm.init(start)
             self._checkpoint(0, server, start)
             return server, start, 0
-        done, tensors = found
+        done, tensors, answered = found
+        self.answered = Counter(answered)
+        self._require_charges()
         tensors = {name: tensor.to(start.device) for name, tensor in tensors.items()}
         server = {k.removeprefix("server."): v for k, v in tensors.items() if k != "average"}
         self.metrics = self.folder.read_metrics(done)
         self.folder.rewrite_metrics(self.metrics)
         return server, tensors.get("average", server["model"]), done
 
+    def _require_charges(self) -> None:
+        """Refuse to go on where the ledger does not hold what this run has released."""
+        for site in self.sites:
+            name = site.participant.name
+            found, wanted = self.ledger.rounds_charged(self.run, site.account), self.answered[name]
+            if found < wanted:
+                raise LedgerError(
+                    f"{name} has answered {wanted} rounds of this run, and {self.folder.path} was "
+                    f"resumed with charges for {found}: another ledger, or other data"
+                )
+
     def _checkpoint(self, round_: int, server: Tensors, average: Tensor) -> None:
         named = {f"server.{name}": tensor for name, tensor in server.items()}
         if self.config.training.averaging:
             named["average"] = average
-        self.folder.write_checkpoint(round_, named)
+        self.folder.write_checkpoint(round_, named, self.answered)
 
     def _ask(self, round_: int, server: Tensors) -> Answers:
         received = self.algorithm.broadcast(server)
         rate = learning_rate(self.config.training, round_)
         chosen = [self.sites[client] for client in self.schedule[round_ - 1]]
-        with torch.random.fork_rng(devices=[]):
-            # Dropout and the like: not secret, but repeatable. Noise never comes from here.
-            torch.default_generator.manual_seed((self.config.seed * 1_000_003 + round_) % 2**63)
-            answers = self.clients.answer(Request(round_, received, rate), chosen)
+        answers = self.clients.answer(Request(round_, received, rate), chosen)
         size = sum(tensor.numel() * tensor.element_size() for tensor in received.values())
         answers.bytes_down = size * len(chosen)
         device = server["model"].device
@@ -188,17 +204,18 @@ class Federation:
             return {site.participant.name: none for site in self.sites}
         if not isinstance(privacy, PrivacyConfig) or privacy.randomness == "seeded":
             return {s.participant.name: statement_of(None, self.config, 1.0) for s in self.sites}
-        if privacy.accounting == "vector":
-            return {
-                s.participant.name: self.ledger.statement(s.account, self._delta(s))
-                for s in self.sites
-            }
-        return {
-            s.participant.name: statement_of(
-                self.ledger.spent(s.account, self.run), self.config, self._delta(s)
-            )
-            for s in self.sites
-        }
+        return {site.participant.name: self._statement(site) for site in self.sites}
+
+    def _statement(self, site: Site) -> PrivacyStatement:
+        """Everything in the ledger; where this run is nominal, its own number in front of that."""
+        delta = self._delta(site)
+        proved = self.ledger.statement(site.account, delta)
+        spent = self.ledger.spent(site.account, self.run)
+        nominal = statement_of(spent, self.config, delta)
+        statement = proved
+        if nominal.kind == "nominal" and proved.kind != "none":
+            statement = replace(nominal, vector_epsilon=proved.epsilon)
+        return replace(statement, notes=(*statement.notes, *self.assumptions))
 
     def _delta(self, site: Site) -> float:
         """The delta of the client's budget, in the ledger or in this run."""

@@ -43,8 +43,10 @@ def divided(config: Config, data: DataSet) -> tuple[list[Indices], Indices]:
 def declared_sizes(config: Config, data: DataSet, parts: Sequence[Indices]) -> list[int]:
     """The public constants that stand for the clients' sizes.
 
-    They are the same whether or not any one record is there. Where the real sizes follow from the
-    configuration alone they are used; elsewhere everyone declares the mean.
+    Whoever declares them says that they are public, or would be the same without any one record.
+    "auto" takes the real sizes where they follow from the number of records alone, and elsewhere
+    the mean for everyone: fine for a public benchmark, an assumption for data of one's own (see
+    `assumptions`).
     """
     declared = config.data.declared_sizes
     if isinstance(declared, list):
@@ -59,3 +61,19 @@ def declared_sizes(config: Config, data: DataSet, parts: Sequence[Indices]) -> l
         "data.declared_sizes to what is public, or to 'partition' if the true sizes are", mean
     )  # fmt: skip
     return [mean] * len(parts)
+
+
+def assumptions(config: Config, data: DataSet, given: object) -> tuple[str, ...]:
+    """What was read off the records and is used as if everyone knew it.
+
+    Nothing for the built-in benchmarks, whose sizes and labels are in every textbook.
+    """
+    if config.data.name in ("mnist", "mnist5k"):
+        return ()
+    found = []
+    if config.data.declared_sizes in ("auto", "partition"):
+        found.append("assumes that the sizes of the clients' data are public (data.declared_sizes)")
+    stated = isinstance(given, DataSet) or "labels" in config.data.options
+    if data.classes is not None and not stated:
+        found.append("assumes that the set of labels is public")
+    return tuple(found)

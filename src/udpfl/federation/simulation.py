@@ -7,6 +7,7 @@ import logging
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ from udpfl.federation.parts import (
     network_of,
 )
 from udpfl.federation.rounds import Federation
-from udpfl.federation.shares import declared_sizes, divided
+from udpfl.federation.shares import assumptions, declared_sizes, divided
 from udpfl.harmonizer.ledger import Ledger
 from udpfl.plugins import look_here_too
 
@@ -105,8 +106,9 @@ def run(
         folder = _begun(settings, people, parts, public, unclaimed)
     people = [Participant.from_dict(row) for row in folder.read_json("participants.json")]
     identity = folder.read_json("run.json")
+    _require_same_model(people, lane_model.layout.dimension)
 
-    ledger_path = _ledger_path(settings, folder)
+    ledger_path = Path(identity["ledger"]) if identity["ledger"] else folder.ledger
     with folder.locked(), Ledger(ledger_path) as ledger:
         sites = _sites(
             settings, ledger, identity["id"], dataset, parts, people, device, unclaimed is None
@@ -151,6 +153,7 @@ def run(
             task=dataset.task,
             observers=observers,
             unclaimed=unclaimed,
+            assumptions=assumptions(settings, dataset, data),
         )
         final = federation.train(start)
         statements = federation.statements()
@@ -228,14 +231,22 @@ def _begun(
         "torch": torch.__version__,
         "started": now.isoformat(timespec="seconds"),
         "privacy": stamp,
+        # A shared ledger stays where it is, wherever the run is resumed from.
+        "ledger": str(Path(privacy.ledger).absolute())
+        if isinstance(privacy, PrivacyConfig) and privacy.ledger
+        else None,
     }
     folder.write_json("run.json", identity)  # last: with it the folder can be resumed
     return folder
 
 
-def _ledger_path(settings: Config, folder: RunFolder) -> Path:
-    shared = isinstance(settings.privacy, PrivacyConfig) and settings.privacy.ledger
-    return Path(shared) if shared else folder.ledger
+def _require_same_model(people: Sequence[Participant], dimension: int) -> None:
+    for person in people:
+        planned = person.release and person.release.sensitivity.dimension
+        if planned not in (None, dimension):
+            raise InvalidInput(
+                "resume", f"the run was planned for {planned} parameters, the model has {dimension}"
+            )
 
 
 def _sites(
@@ -265,6 +276,12 @@ def _sites(
     sites = []
     for person, part in zip(people, parts, strict=True):
         fingerprint = data.train.fingerprint(part)
+        if shared and (known := ledger.other_names(person.name, fingerprint)):
+            raise InvalidInput(
+                "privacy.ledger",
+                f"the data of {person.name} is known there as {known[0]}: its budget cannot begin "
+                "anew under another name",
+            )
         account = ledger.account(person.name, fingerprint)
         if shared and ledger.other_data(person.name, fingerprint):
             log.warning(
@@ -273,8 +290,7 @@ def _sites(
             )  # fmt: skip
         if person.budget and guaranteed and ledger.budget(account) is None:
             ledger.set_budget(account, person.budget)
-        answered = {entry.round for entry in ledger.history(account) if entry.run == run_id}
-        event = person.rest_event(len(answered))
+        event = person.rest_event(ledger.rounds_charged(run_id, account))
         if private and event is not None and not ledger.certify(account, event):
             log.warning("%s: its budget in the ledger does not hold this whole run", person.name)
         sites.append(Site(person, account, torch.from_numpy(part).to(device)))
@@ -293,8 +309,19 @@ def _filled(network: nn.Module, lane_model: LaneModel, final: Tensor) -> nn.Modu
 
 
 def _worst(statements: Mapping[str, PrivacyStatement]) -> PrivacyStatement:
-    """The statement of the client that spent most, which holds for everyone at its delta."""
-    return max(statements.values(), key=lambda s: (s.epsilon, s.vector_epsilon))
+    """One statement that holds for every client: the largest epsilon at the largest delta."""
+    everyone = statements.values()
+    kinds = [statement.kind for statement in everyone]
+    kind = next(kind for kind in ("none", "nominal", "guarantee") if kind in kinds)
+    worst = max((s for s in everyone if s.kind == kind), key=lambda s: s.epsilon)
+    if kind == "none":
+        return worst
+    return replace(
+        worst,
+        epsilon=max(statement.epsilon for statement in everyone),
+        delta=max(statement.delta for statement in everyone),
+        vector_epsilon=max(statement.vector_epsilon for statement in everyone),
+    )
 
 
 def _section(value: Any) -> dict[str, Any]:

@@ -119,6 +119,19 @@ class Ledger:
         """Accounts of the same client with other data, whose spending does not count here."""
         return [found.id for found in self.find(client) if found.fingerprint != fingerprint]
 
+    def other_names(self, client: str, fingerprint: str) -> list[str]:
+        """Names under which exactly this data is known, other than this one."""
+        return [
+            a.client
+            for a in self.accounts()
+            if a.fingerprint == fingerprint != "" and a.client != client
+        ]
+
+    def rounds_charged(self, run: str, account: int) -> int:
+        """In how many rounds of a run the account was charged."""
+        query = "SELECT count(DISTINCT round) FROM charges WHERE run = ? AND account = ?"
+        return int(self._file.rows(query, run, account)[0][0])
+
     def set_budget(self, account: int, budget: Budget) -> None:
         """Set what all releases of the account may cost. Earlier budgets stay on record."""
         self._owner(account)
