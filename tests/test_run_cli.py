@@ -381,3 +381,18 @@ def test_mnist_from_its_files(capsys):
     assert found["privacy"]["kind"] == "guarantee"
     people = json.loads(Path("r/participants.json").read_text())
     assert [row["declared_size"] for row in people] == [6000] * 10
+
+
+def test_the_embedded_default_reaches_its_accuracy_within_its_budget(capsys, tmp_path):
+    """What `make run` does: ten clients, epsilon 8, and what the README promises of it."""
+    arguments = ["--set", "threads=2", "--out", tmp_path / "run", "--json"]
+    code, out, err = command(capsys, "run", *arguments)
+    assert code == 0, err
+    outcome = json.loads(out)
+    assert outcome["accuracy"] >= 0.87
+    assert outcome["privacy"]["kind"] == "guarantee"
+    assert 7.9 < outcome["privacy"]["epsilon"] <= 8
+    saved = np.load(tmp_path / "run" / "records.npz")
+    assert len(saved["train"]) == 4000
+    assert not set(saved["train"]) & set(saved["test"])
+    assert len(np.unique(np.concatenate([saved[f"client-{i}"] for i in range(10)]))) == 4000

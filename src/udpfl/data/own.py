@@ -223,4 +223,7 @@ def _together(parts: list[Records]) -> Records:
     if len(parts) == 1:
         return first
     inputs = np.concatenate([part.inputs for part in parts])
-    return Records(inputs, np.concatenate([part.targets for part in parts]))
+    targets = np.concatenate([part.targets for part in parts])
+    split = [part.positions for part in parts if part.positions is not None]
+    positions = np.concatenate(split) if len(split) == len(parts) else None
+    return Records(inputs, targets, positions)

@@ -28,6 +28,8 @@ class Records:
 
     inputs: Array
     targets: Array
+    positions: Indices | None = None
+    """Where the records stood in their source, if they are a part of it."""
 
     def __post_init__(self) -> None:
         inputs, targets = _inputs(self.inputs), _targets(self.targets)
@@ -48,7 +50,8 @@ class Records:
     def subset(self, indices: ArrayLike) -> Records:
         """The records at these positions, in this order."""
         chosen = np.asarray(indices, dtype=np.int64)
-        return Records(self.inputs[chosen], self.targets[chosen])
+        source = chosen if self.positions is None else self.positions[chosen]
+        return Records(self.inputs[chosen], self.targets[chosen], source)
 
     def fingerprint(self, indices: ArrayLike | None = None) -> str:
         """32 hexadecimal digits that name the chosen records (all by default), in any order.

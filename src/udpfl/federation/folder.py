@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from udpfl.algorithms.message import Tensors, tensors_from_bytes, tensors_to_bytes
-from udpfl.data.records import Indices
+from udpfl.data.records import DataSet, Indices
 from udpfl.errors import InvalidInput, UdpflError
 
 _KEPT = 2
@@ -109,9 +109,16 @@ class RunFolder:
         """A text file, whole or not at all."""
         self._write(self.path / name, text.encode())
 
-    def write_records(self, parts: Sequence[Indices], public: Indices) -> None:
-        """Who held which records (positions in the training set)."""
+    def write_records(self, parts: Sequence[Indices], public: Indices, data: DataSet) -> None:
+        """Who held which records, as positions in the training set.
+
+        Where the test split was made here, "train" and "test" are positions in the source (per
+        client, where the data came client by client).
+        """
         arrays = {f"client-{i}": part for i, part in enumerate(parts)}
+        for name, records in (("train", data.train), ("test", data.test)):
+            if records.positions is not None:
+                arrays[name] = records.positions
         buffer = io.BytesIO()
         np.savez_compressed(buffer, public=public, **arrays)  # type: ignore[arg-type]
         self._write(self.path / "records.npz", buffer.getvalue())

@@ -103,7 +103,7 @@ def run(
         people = participants(
             settings, sizes, schedule, lane_model.layout.dimension, algorithm.trainings
         )
-        folder = _begun(settings, people, parts, public, unclaimed)
+        folder = _begun(settings, people, parts, public, dataset, unclaimed)
     people = [Participant.from_dict(row) for row in folder.read_json("participants.json")]
     identity = folder.read_json("run.json")
     _require_same_model(people, lane_model.layout.dimension)
@@ -205,6 +205,7 @@ def _begun(
     people: Sequence[Participant],
     parts: Sequence[Indices],
     public: Indices,
+    dataset: DataSet,
     unclaimed: str | None,
 ) -> RunFolder:
     now = datetime.now().astimezone()
@@ -213,7 +214,7 @@ def _begun(
     folder = RunFolder.create(Path(settings.out) if settings.out else default)
     folder.write_text("config.toml", dump(settings))
     folder.write_json("participants.json", [person.to_dict() for person in people])
-    folder.write_records(parts, public)
+    folder.write_records(parts, public, dataset)
     privacy = settings.privacy
     if not isinstance(privacy, PrivacyConfig):
         stamp = "not private: privacy is turned off"
