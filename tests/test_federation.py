@@ -137,7 +137,7 @@ def records_of(result):
 
 def parts_of(result):
     arrays = records_of(result)
-    return [arrays[f"client-{i}"] for i in range(len(arrays) - 1)]
+    return [arrays[f"client-{i}"] for i in range(sum("client" in name for name in arrays))]
 
 
 def charged(result, client):
@@ -351,8 +351,9 @@ def test_public_and_test_records_belong_to_no_client(federate, partition):
     result = federate("none", {"rounds": 1}, {"partition": partition, "public": 0.25}, seed=5)
     dataset = as_dataset((x, y), 0.2, seed=5)
     records = records_of(result)
-    public = records.pop("public")
-    owned = np.concatenate(list(records.values()))
+    public = records["public"]
+    owned = np.concatenate(parts_of(result))
+    records = {name: own for name, own in records.items() if "client" in name}
     assert len(dataset.train) == 72
     assert len(public) == 18
     assert sorted([*owned, *public]) == list(range(72))  # everyone once: nothing is shared
@@ -1161,3 +1162,21 @@ def test_dropout_is_not_drawn_from_the_public_seed(federate):
     assert not {tuple(mask) for mask in first} & {tuple(mask) for mask in second}
     again = [masks({"randomness": "seeded"}) for _ in range(2)]
     assert again[0] == again[1]
+
+
+def test_a_round_in_which_nobody_has_budget_is_skipped_not_the_end(federate, tmp_path):
+    """Client 0 has nothing left; the rounds that ask only client 0 pass, the others go on."""
+    shared = {"ledger": str(tmp_path / "b.sqlite"), "epsilon": 4.0}
+    plan = {"rounds": 8, "clients_per_round": 1}
+    first = federate(shared, {"rounds": 1, "clients_per_round": 1}, seed=3)
+    with Ledger(first.ledger_path) as ledger:
+        for account in ledger.accounts():
+            limit = 1e-3 if account.client == "client-0" else 50.0
+            ledger.set_budget(account.id, Budget(limit, 1e-5))
+    second = federate(shared, plan, seed=3)
+    asked = [row["participants"] for row in second.metrics]
+    assert second.stopped is None
+    assert 0 < len(asked) < 8
+    assert set(asked) == {1}
+    assert all(entry.client != "client-0" for entry in second.ledger.history()
+               if entry.run == read(second, "run.json")["id"])  # fmt: skip

@@ -238,10 +238,17 @@ class Convolution(Rule):
         return y.squeeze(-2) if self._flat else y
 
     def input_gradient(self, x: Tensor, g: Tensor, weights: Named, lanes: int) -> Tensor:
-        gradient = torch.ops.aten.convolution_backward(
+        gradient = self._backward(x, g, self._kernels(weights), lanes, [True, False, False])[0]
+        return self._one_by_one(gradient, lanes).reshape(x.shape)
+
+    def _backward(
+        self, x: Tensor, g: Tensor, kernels: Tensor, lanes: int, wanted: list[bool]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of input, kernels and bias, as far as they are wanted."""
+        return torch.ops.aten.convolution_backward(
             self._side_by_side(self._image(g), lanes),
             self._side_by_side(self._image(x), lanes),
-            self._kernels(weights),
+            kernels,
             None,
             self._stride,
             self._padding,
@@ -249,9 +256,8 @@ class Convolution(Rule):
             False,
             [0, 0],
             lanes * self.module.groups,
-            [True, False, False],
-        )[0]
-        return self._one_by_one(gradient, lanes).reshape(x.shape)
+            wanted,
+        )
 
     def _patches(self, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs under the kernel [N, groups, K, P] and output gradients [N, groups, O, P].
@@ -305,19 +311,8 @@ class Convolution(Rule):
             return super().weighted(x, g, factors, written)
         lanes = factors.shape[0]
         scaled = g * factors.flatten().view(-1, *([1] * (g.dim() - 1)))
-        weight = torch.ops.aten.convolution_backward(
-            self._side_by_side(self._image(scaled), lanes),
-            self._side_by_side(self._image(x), lanes),
-            self._image(self.module.weight).repeat(lanes, 1, 1, 1),
-            None,
-            self._stride,
-            self._padding,
-            self._dilation,
-            False,
-            [0, 0],
-            lanes * self.module.groups,
-            [False, True, False],
-        )[1]
+        shape = self._image(self.module.weight).repeat(lanes, 1, 1, 1)  # only its shape matters
+        weight = self._backward(x, scaled, shape, lanes, [False, True, False])[1]
         named = {"weight": weight.view(lanes, *self.module.weight.shape)}
         if self.module.bias is not None:
             each = g.flatten(2).sum(2).view(lanes, -1, g.shape[1])

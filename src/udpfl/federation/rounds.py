@@ -68,9 +68,10 @@ class Federation:
             for round_ in range(done + 1, len(self.schedule) + 1):
                 began = time.perf_counter()
                 answers = self._ask(round_, server)
-                if self._exhausted(answers):
-                    self._measure_last(average)
+                if self._exhausted(answers, round_):
                     break
+                if not answers.messages:
+                    continue  # nobody who was asked had budget left
                 self.answered.update(message.client for message in answers.messages)
                 server = self.algorithm.aggregate(server, answers.messages)
                 average = self._averaged(average, server["model"], round_)
@@ -88,6 +89,7 @@ class Federation:
                 if interrupted.is_set():
                     self._checkpoint(round_, server, average)
                     raise KeyboardInterrupt
+        self._measure_last(average)
         return average
 
     def _due(self, round_: int, every: int) -> bool:
@@ -139,20 +141,22 @@ class Federation:
                 message.tensors[name] = tensor.to(device)
         return answers
 
-    def _exhausted(self, answers: Answers) -> bool:
-        """Whether refusals end the run."""
+    def _exhausted(self, answers: Answers, round_: int) -> bool:
+        """Whether refusals end the run: because they should, or because nobody else will come."""
         for client, reason in answers.refused.items():
             if client not in self._warned:
                 self._warned.add(client)
                 log.warning("%s does not train: %s", client, reason)
         privacy = self.config.privacy
         stop = isinstance(privacy, PrivacyConfig) and privacy.exhausted == "stop"
-        if answers.refused and (stop or not answers.messages):
+        to_come = {client for chosen in self.schedule[round_ - 1 :] for client in chosen}
+        names = {self.sites[client].participant.name for client in to_come}
+        alone = not answers.messages and names <= self._warned
+        if answers.refused and (stop or alone):
             client, reason = next(iter(answers.refused.items()))
-            everyone = "stopped" if stop else "no client is left to train"
-            self.stopped = f"{everyone}: {client}: {reason}"
-            return True
-        return False
+            why = "stopped" if stop else "no client is left to train"
+            self.stopped = f"{why}: {client}: {reason}"
+        return self.stopped is not None
 
     def _averaged(self, average: Tensor, model: Tensor, round_: int) -> Tensor:
         decay = min(self.config.training.averaging, (1 + round_) / (10 + round_))
