@@ -318,7 +318,9 @@ def test_overrides_leave_the_tables_they_were_given_alone():
 
 def test_later_layers_win_and_overrides_over_all(tmp_path):
     path = tmp_path / "run.toml"
-    path.write_text("seed = 2\n[training]\nrounds = 2\nlocal_steps = 2\n[privacy]\nclip = 2.0\n")
+    path.write_text(
+        'seed = 2\n[training]\nrounds = 2\nlocal_steps = 2\n[privacy]\nmechanism = "auto"\nclip = 2.0\n'
+    )
     base = {"training": {"rounds": 1, "local_steps": 1, "warmup": 1}, "privacy": "none"}
     expected = {"rounds": 3, "local_steps": 2, "warmup": 1}
     settings = ["training.rounds=3"]
@@ -370,7 +372,7 @@ def test_keys_that_are_no_text_are_refused():
 def test_a_section_that_is_no_table_replaces_and_gives_way():
     table, off = {"privacy": {"epsilon": 2.0}}, {"privacy": "none"}
     assert load(table, off).privacy == "none"
-    again = load(table, off, {"privacy": {"clip": 3.0}}).privacy
+    again = load(table, off, {"privacy": {"clip": 3.0, "mechanism": "auto"}}).privacy
     assert again == PrivacyConfig(clip=3.0)  # nothing of what was there before comes back
     assert load(load(off), {"privacy": PrivacyConfig(clip=3.0)}).privacy == again
     with pytest.raises(InvalidInput, match=r"^training: must be a table, got 5"):
@@ -390,9 +392,22 @@ def test_privacy_is_turned_off_and_on_again():
         assert config.privacy == "none"
         assert tomllib.loads(dump(config))["privacy"] == "none"
         assert load(tomllib.loads(dump(config))) == config
-    assert load({"privacy": {"ledger": "l"}}, overrides=["privacy=none"]).privacy == "none"
-    again = load({"privacy": "none"}, overrides=["privacy.epsilon=1"])
-    assert again.privacy == PrivacyConfig(epsilon=1.0)
+    again = load({"privacy": "none"}, overrides=["privacy.mechanism=laplace", "privacy.epsilon=1"])
+    assert (again.privacy.mechanism, again.privacy.epsilon) == ("laplace", 1.0)
+    for layers, overrides in (
+        ([{"privacy": {"ledger": "l"}}], ["privacy=none"]),
+        ([], ["privacy.ledger=l", "privacy=none"]),
+        ([{"privacy": {"ledger": "l"}}, {"privacy": "none"}], []),
+    ):
+        with pytest.raises(InvalidInput, match="without privacy cannot be charged"):
+            load(*layers, overrides=overrides)
+    for layers, overrides in (
+        ([{"privacy": "none"}], ["privacy.epsilon=1"]),
+        ([], ["privacy=none", "privacy.ledger=l"]),
+        ([{"privacy": "none"}, {"privacy": {"epsilon": 2.0}}], []),
+    ):
+        with pytest.raises(InvalidInput, match="turn it on again"):
+            load(*layers, overrides=overrides)
     assert refused({"privacy": {"mechanism": "none", "epsilon": -3.0}}).parameter == (
         "privacy.epsilon"
     )

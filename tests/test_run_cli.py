@@ -13,9 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 
+import udpfl
 from udpfl.cli import main
 from udpfl.config import Config, load
+from udpfl.errors import InvalidInput
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -259,7 +262,9 @@ def test_a_used_up_budget_ends_with_exit_code_1_and_clear_words(capsys, config, 
     assert "site.sqlite (shared between runs)" in out
     code, out, err = command(capsys, "run", config, *shared, "--out", "second", "--json")
     assert code == 1
-    assert err.startswith("udpfl: no client is left to train: client-0: its budget")
+    assert err.startswith(
+        "udpfl: no client is left to train: client-0, client-1, client-2: its budget"
+    )
     assert err.count("\n") == 1
     found = json.loads(out)
     assert found["accuracy"] is None
@@ -396,3 +401,53 @@ def test_the_embedded_default_reaches_its_accuracy_within_its_budget(capsys, tmp
     assert len(saved["train"]) == 4000
     assert not set(saved["train"]) & set(saved["test"])
     assert len(np.unique(np.concatenate([saved[f"client-{i}"] for i in range(10)]))) == 4000
+
+
+def test_budget_show_finds_the_shared_ledger_of_a_run(capsys, config, tmp_path):
+    shared = ["--set", "privacy.ledger=shared.sqlite"]
+    code, _, err = command(capsys, "run", config, *shared, "--out", "first")
+    assert code == 0, err
+    code, out, err = command(capsys, "budget", "show", "first", "--json")
+    assert code == 0, err
+    assert len(json.loads(out)) == 3
+    code, out, err = command(
+        capsys, "budget", "set", "first", "all", "--epsilon", 50, "--delta", 1e-5
+    )
+    assert (code, out) == (0, "3 clients: budget ε = 50 at δ = 1e-05\n")
+    assert command(capsys, "run", config, *shared, "--out", "second")[0] == 0
+
+
+def test_a_damaged_shared_ledger_is_not_charged(capsys, config):
+    shared = ["--set", "privacy.ledger=shared.sqlite"]
+    assert command(capsys, "run", config, *shared, "--out", "first")[0] == 0
+    with sqlite3.connect("shared.sqlite") as file:
+        for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'"):
+            file.execute(f"DROP TRIGGER {name}")
+        file.execute("DELETE FROM charges WHERE id = 2")
+    file.close()
+    code, _, err = command(capsys, "run", config, *shared, "--out", "second")
+    assert code == 2
+    assert "the ledger is not sound" in err
+
+
+def test_the_model_file_says_what_it_cost(capsys, config):
+    for name, extra in (("private", []), ("plain", ["--set", "privacy=none"])):
+        assert command(capsys, "run", config, *extra, "--out", name)[0] == 0
+    said = []
+    for name in ("private", "plain"):
+        with safe_open(f"{name}/model.safetensors", "pt") as file:
+            said.append(json.loads(file.metadata()["udpfl"])["statement"])
+    assert "-DP for one record" in said[0]
+    assert said[1].startswith("not private")
+
+
+def test_an_unfit_model_or_loss_is_named(tmp_path):
+    x, y = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32), np.arange(40) % 2
+    with pytest.raises(InvalidInput, match="model: does not fit the data"):
+        udpfl.run(model=torch.nn.Linear(3, 2), data=(x, y), out=str(tmp_path / "a"))
+    with pytest.raises(InvalidInput, match="model: does not fit the data"):
+        udpfl.run(model=torch.nn.Linear(4, 1), data=(x, y), out=str(tmp_path / "b"))
+    with pytest.raises(InvalidInput, match=r"model: must be an nn\.Module"):
+        udpfl.run(model=42, data=(x, y))
+    with pytest.raises(InvalidInput, match="one number per sample"):
+        udpfl.run(model=torch.nn.Linear(4, 2), data=(x, y), loss=torch.nn.functional.cross_entropy)

@@ -54,9 +54,10 @@ class PrivacyStatement:
                 f"the guarantee is ε = {shown(self.vector_epsilon)} at δ = {self.delta:g}, "
                 f"one {self.unit} {relation}"
             )
+        assumed = "".join(f"; {note}" for note in self.notes if note.startswith("assumes"))
         return (
             f"(ε = {shown(self.epsilon)}, δ = {self.delta:g})-DP for one {self.unit} {relation}, "
-            f"by the {self.accountant} accountant"
+            f"by the {self.accountant} accountant{assumed}"
         )
 
     def to_dict(self) -> dict[str, Any]:

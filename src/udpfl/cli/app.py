@@ -49,7 +49,8 @@ def _root(
     ] = False,
 ) -> None:
     logging.basicConfig(
-        level=logging.DEBUG if verbose else logging.WARNING, format="%(name)s: %(message)s"
+        level=logging.DEBUG if verbose else logging.WARNING,
+        format="%(name)s: %(message)s" if verbose else "note: %(message)s",
     )
     for chatty in ("matplotlib", "PIL"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
@@ -75,6 +76,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _spelled(parameter: str) -> str:
     """A configuration key as it is written in a file, anything else as an option."""
+    if parameter in ("config", "ledger", "client", "file"):
+        return parameter.upper()  # arguments without a name of their own
     key = "." in parameter or parameter in Config.model_fields
     return parameter if key else f"--{parameter.replace('_', '-')}"
 

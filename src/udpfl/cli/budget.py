@@ -119,7 +119,7 @@ def show(
 @budget.command("set")
 def set_(
     ledger: LedgerPath,
-    client: Annotated[str, typer.Argument(help="The client's name.")],
+    client: Annotated[str, typer.Argument(help="The client's name, or 'all'.")],
     epsilon: Annotated[float, typer.Option(help="The most that all its releases may cost.")],
     delta: Annotated[float, typer.Option(help="At this delta.")],
     fingerprint: Annotated[
@@ -135,6 +135,12 @@ def set_(
     """
     wanted = Budget(epsilon, delta)
     with _opened(ledger, read_only=False) as opened:
+        if client == "all" and not opened.find("all"):
+            everyone = opened.accounts()
+            for account in everyone:
+                opened.set_budget(account.id, wanted)
+            typer.echo(f"{len(everyone)} clients: budget ε = {epsilon:g} at δ = {delta:g}")
+            return
         accounts = [a for a in _chosen(opened, client) if a.fingerprint.startswith(fingerprint)]
         if len(accounts) != 1:
             known = ", ".join(account.fingerprint for account in opened.find(client))
@@ -227,10 +233,19 @@ def verify(ledger: LedgerPath) -> None:
 
 def _opened(path: Path, *, read_only: bool = True) -> Ledger:
     """The ledger of that name, or of that run's folder; never a new one."""
-    file = path / "ledger.sqlite" if path.is_dir() else path
+    file = _of_run(path) if path.is_dir() else path
     if not file.is_file():
         raise InvalidInput("ledger", f"there is no ledger {str(file)!r}")
     return Ledger(file, read_only=read_only)
+
+
+def _of_run(folder: Path) -> Path:
+    """The ledger that a run charged: its own, or the shared one it names."""
+    try:
+        shared = json.loads((folder / "run.json").read_text())["ledger"]
+    except (OSError, ValueError, KeyError):
+        shared = None
+    return Path(shared) if shared else folder / "ledger.sqlite"
 
 
 def _chosen(ledger: Ledger, client: str | None) -> list[Account]:

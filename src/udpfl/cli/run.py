@@ -71,6 +71,7 @@ def run(
 
     udpfl run --resume runs/mnist5k-fedavg-20260101-120000-ab12
     """
+    from udpfl.federation import Interrupted
     from udpfl.federation import run as train
 
     overrides = list(set_ or [])
@@ -81,10 +82,10 @@ def run(
     if resume is not None and (config is not None or overrides):
         raise InvalidInput("resume", "continues a run as it was begun: no other settings beside it")
     console = Console(stderr=True)
-    with ExitStack() as stack:
-        view = stack.enter_context(Live(console)) if console.is_terminal else None
-        observers = [view] if view else []
-        try:
+    try:
+        with ExitStack() as stack:
+            view = stack.enter_context(Live(console)) if console.is_terminal else None
+            observers = [view] if view else []
             if resume is not None:
                 if view and (resume / "config.toml").is_file():
                     view.expect(load(resume / "config.toml").training.rounds)
@@ -94,9 +95,9 @@ def run(
                 if view:
                     view.expect(settings.training.rounds)
                 result = train(settings, observers=observers)
-        except KeyboardInterrupt:
-            console.print("interrupted; `udpfl run --resume RUN` goes on from the last round")
-            raise
+    except Interrupted as stopped:
+        typer.echo(f"interrupted; go on with: udpfl run --resume {stopped.folder}", err=True)
+        raise
     if json_:
         typer.echo(json.dumps(result.to_dict()))
     else:
@@ -197,14 +198,16 @@ def show(result: Run, console: Console) -> None:
     style = {"guarantee": "green", "nominal": "yellow", "none": "bold red"}[result.privacy.kind]
     table.add_row("privacy", f"[{style}]{escape(str(result.privacy))}[/]")
     for note in result.privacy.notes if result.privacy.kind != "none" else ():
-        table.add_row("", f"[dim]{escape(note)}[/]")
+        if note not in str(result.privacy):
+            table.add_row("", f"[dim]{escape(note)}[/]")
     epsilons = sorted({shown(statement.epsilon) for statement in result.clients.values()})
     if result.privacy.kind != "none" and len(epsilons) > 1:
         table.add_row("clients", f"{len(result.clients)} clients spent ε from {_range(result)}")
     scope = "this run only" if result.ledger_path.parent == result.folder else "shared between runs"
     table.add_row("ledger", escape(f"{result.ledger_path} ({scope})"))
     table.add_row("model", escape(str(result.folder / "model.safetensors")))
-    length = f"{len(result.metrics)} rounds, {result.seconds:.1f} s"
+    done = len(result.metrics)
+    length = f"{done} round{'' if done == 1 else 's'}, {result.seconds:.1f} s"
     table.add_row("run", escape(f"{result.folder}, {length}"))
     console.print(table, highlight=False, soft_wrap=True)
     sys.stdout.flush()

@@ -47,15 +47,30 @@ def apply(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]
         *tables, name = key.split(".")
         if not equals or not all([*tables, name]):
             raise InvalidInput("set", f"must look like training.rounds=5, got {override!r}")
+        value = _parsed(text)
+        if tables[:1] == ["privacy"] or key == "privacy":
+            _refuse_contradiction(result.get("privacy"), {name: value} if tables else value)
         table = result
         for step in tables:
             inner = table.get(step)
-            # Copied, so that the caller's tables stay as they were. Anything that is not a table
-            # gives way: privacy.epsilon=1 turns on again what privacy = "none" turned off.
+            # Copied, so that the caller's tables stay as they were.
             table[step] = dict(inner) if isinstance(inner, Mapping) else {}
             table = table[step]
-        table[name] = _parsed(text)
+        table[name] = value
     return result
+
+
+def _refuse_contradiction(below: Any, above: Any) -> None:
+    """Privacy is not switched on or off by the way: whoever says both has to say which."""
+    if below == "none" and isinstance(above, Mapping) and "mechanism" not in above:
+        key = next(iter(above), "epsilon")
+        raise InvalidInput(
+            f"privacy.{key}", 'privacy is "none"; set privacy.mechanism to turn it on again'
+        )
+    if above == "none" and isinstance(below, Mapping) and below.get("ledger") is not None:
+        raise InvalidInput(
+            "privacy.ledger", f"a run without privacy cannot be charged to {below['ledger']!r}"
+        )
 
 
 def _parsed(text: str) -> Any:
@@ -78,6 +93,8 @@ def load(*layers: Layer | None, overrides: Iterable[str] = ()) -> Config:
     values: dict[str, Any] = {}
     for layer in layers:
         for key, value in _tables(layer).items():
+            if key == "privacy":
+                _refuse_contradiction(values.get(key), value)
             if isinstance(value, Mapping):
                 below = values.get(key)
                 value = {**below, **value} if isinstance(below, Mapping) else dict(value)

@@ -23,7 +23,7 @@ from torch.func import functional_call, grad, vmap
 from udpfl.engine.gradients import BookKept, Gradients, Layout, Tap, WrittenOut
 from udpfl.engine.layers import RULES, Rule
 from udpfl.engine.precision import full_precision
-from udpfl.errors import Unsupported
+from udpfl.errors import InvalidInput, Unsupported
 
 log = logging.getLogger(__name__)
 
@@ -190,7 +190,7 @@ class LaneModel:
         parameters = (parameters + 0.02 * torch.sin(wave)).unsqueeze(0)
         batches = trial_batches(inputs, targets)
         with full_precision(parameters.device), _no_dropout(self._model, self._plain):
-            self._refuse_statistics(batches[0].inputs)
+            self._tried(batches[0])
             alone = [self._alone(parameters, *batch) for batch in batches]
             if not _agree(alone[0][batches[1].order], alone[1]):
                 self._refuse_memory(parameters, batches)
@@ -199,10 +199,23 @@ class LaneModel:
                 per_sample = self._compared(parameters, batches, alone) or per_sample
         return per_sample
 
-    def _refuse_statistics(self, inputs: Tensor) -> None:
+    def _tried(self, batch: Trial) -> None:
+        """One forward pass: model, data and loss fit together, and leave nothing behind."""
         before = {name: buffer.clone() for name, buffer in self._plain.named_buffers()}
-        with torch.no_grad():
-            self._plain(inputs)
+        try:
+            with torch.no_grad():
+                outputs = self._plain(batch.inputs)
+                losses = self._loss(outputs, batch.targets)
+        except Exception as error:  # whatever the user's own code raises
+            raise InvalidInput(
+                "model",
+                f"does not fit the data (inputs {tuple(batch.inputs.shape)}, targets "
+                f"{tuple(batch.targets.shape)}): {_first_line(error)}",
+            ) from error
+        if losses.shape != (len(batch.inputs),):
+            raise InvalidInput(
+                "loss", f"must give one number per sample, got shape {tuple(losses.shape)}"
+            )
         for name, buffer in self._plain.named_buffers():
             if not torch.equal(buffer, before[name]):
                 raise Unsupported(
@@ -251,7 +264,10 @@ class LaneModel:
                 self._abandon_rules(f"the layer rules failed: {_first_line(error)}")
                 return None
             if not _agree(found, expected):
-                self._abandon_rules("the forward pass does more than its layers show")
+                self._abandon_rules(
+                    "samples of a batch see each other, or the forward pass does more than its "
+                    "layers show; every sample is computed alone"
+                )
                 return None
             per_sample = kept.bytes_per_sample()
         return per_sample

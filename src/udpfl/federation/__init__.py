@@ -6,12 +6,13 @@ from udpfl.federation.folder import RunFolder
 from udpfl.federation.observers import Observer
 from udpfl.federation.outcome import Run
 from udpfl.federation.participants import Participant
-from udpfl.federation.rounds import Federation
+from udpfl.federation.rounds import Federation, Interrupted
 from udpfl.federation.simulation import run
 
 __all__ = [
     "Clients",
     "Federation",
+    "Interrupted",
     "Observer",
     "Participant",
     "Protection",

@@ -45,6 +45,8 @@ class Site:
     participant: Participant
     account: int
     records: Tensor
+    note: str | None = None
+    """What a statement about this client has to add."""
 
 
 @dataclass(frozen=True)

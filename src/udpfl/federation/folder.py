@@ -184,9 +184,9 @@ class RunFolder:
             folder.mkdir(exist_ok=True)
         self._write(folder / f"round-{round_:06d}-{client}.safetensors", data)
 
-    def write_model(self, tensors: Tensors) -> None:
-        """The final model under the user's own parameter names."""
-        self._write(self.model, tensors_to_bytes(tensors))
+    def write_model(self, tensors: Tensors, stamp: Mapping[str, Any]) -> None:
+        """The final model under the user's own parameter names; what it cost is in its header."""
+        self._write(self.model, tensors_to_bytes(tensors, stamp))
 
     @staticmethod
     def _write(path: Path, data: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +27,8 @@ from udpfl.errors import InvalidInput
 from udpfl.harmonizer import Budget, Client, Setting, harmonize
 from udpfl.mechanisms import BUILT_IN, Mechanism
 from udpfl.plugins import resolve
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -152,6 +155,15 @@ def _calibrated(
         for i, own in enumerate(plain)
         if own.name in settings
     ]
+    for own, delta in zip(plain, deltas, strict=True):
+        if delta * own.declared_size >= 1:
+            log.warning(
+                "privacy.delta = %g is not below one over the %d records of a client: it would "
+                "permit publishing one of them",
+                delta,
+                own.declared_size,
+            )
+            break
     noise = {plan.client.name: plan.calibrated.mechanism for plan in harmonize(wanted)}
     return [
         replace(

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -31,6 +32,21 @@ from udpfl.federation.schedule import learning_rate
 from udpfl.harmonizer.ledger import Ledger
 
 log = logging.getLogger(__name__)
+
+
+class Interrupted(KeyboardInterrupt):
+    """A run that was asked to stop, and can be resumed from its folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        super().__init__(str(folder))
+
+
+def listed(names: Sequence[str]) -> str:
+    """A few names in full, many by their number."""
+    if len(names) <= 3:
+        return ", ".join(names)
+    return f"{len(names)} clients ({', '.join(names[:2])}, …)"
 
 
 @dataclass
@@ -88,7 +104,7 @@ class Federation:
                     observer.on_round(copy.deepcopy(row))
                 if interrupted.is_set():
                     self._checkpoint(round_, server, average)
-                    raise KeyboardInterrupt
+                    raise Interrupted(self.folder.path)
         self._measure_last(average)
         return average
 
@@ -143,19 +159,23 @@ class Federation:
 
     def _exhausted(self, answers: Answers, round_: int) -> bool:
         """Whether refusals end the run: because they should, or because nobody else will come."""
-        for client, reason in answers.refused.items():
-            if client not in self._warned:
-                self._warned.add(client)
-                log.warning("%s does not train: %s", client, reason)
+        fresh = [client for client in answers.refused if client not in self._warned]
+        if fresh:
+            self._warned.update(fresh)
+            reason = answers.refused[fresh[0]]
+            log.warning("from round %d on without %s: %s", round_, listed(fresh), reason)
         privacy = self.config.privacy
         stop = isinstance(privacy, PrivacyConfig) and privacy.exhausted == "stop"
         to_come = {client for chosen in self.schedule[round_ - 1 :] for client in chosen}
         names = {self.sites[client].participant.name for client in to_come}
         alone = not answers.messages and names <= self._warned
         if answers.refused and (stop or alone):
-            client, reason = next(iter(answers.refused.items()))
+            reason = next(iter(answers.refused.values()))
             why = "stopped" if stop else "no client is left to train"
-            self.stopped = f"{why}: {client}: {reason}"
+            self.stopped = (
+                f"{why}: {listed(list(answers.refused))}: {reason}; `udpfl budget show "
+                f"{self.folder.path}` says what was spent"
+            )
         return self.stopped is not None
 
     def _averaged(self, average: Tensor, model: Tensor, round_: int) -> Tensor:
@@ -219,7 +239,8 @@ class Federation:
         statement = proved
         if nominal.kind == "nominal" and proved.kind != "none":
             statement = replace(nominal, vector_epsilon=proved.epsilon)
-        return replace(statement, notes=(*statement.notes, *self.assumptions))
+        own = (site.note,) if site.note else ()
+        return replace(statement, notes=(*statement.notes, *own, *self.assumptions))
 
     def _delta(self, site: Site) -> float:
         """The delta of the client's budget, in the ledger or in this run."""

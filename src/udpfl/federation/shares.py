@@ -73,7 +73,8 @@ def assumptions(config: Config, data: DataSet, given: object) -> tuple[str, ...]
     found = []
     if config.data.declared_sizes in ("auto", "partition"):
         found.append("assumes that the sizes of the clients' data are public (data.declared_sizes)")
-    stated = isinstance(given, DataSet) or "labels" in config.data.options
+    loaded = given is None and config.data.name != "table"  # a loader states its classes
+    stated = loaded or isinstance(given, DataSet) or "labels" in config.data.options
     if data.classes is not None and not stated:
         found.append("assumes that the set of labels is public")
     return tuple(found)

@@ -22,7 +22,7 @@ from udpfl.data import DataSet
 from udpfl.data.records import Indices
 from udpfl.engine import Entropy, Keyed, LaneModel, Loss
 from udpfl.engine.limits import choose_limits
-from udpfl.errors import InvalidInput
+from udpfl.errors import InvalidInput, LedgerError
 from udpfl.federation.clients import Clients, Protection, Site
 from udpfl.federation.folder import RunFolder
 from udpfl.federation.observers import Observer
@@ -36,18 +36,23 @@ from udpfl.federation.parts import (
     loss_of,
     network_of,
 )
-from udpfl.federation.rounds import Federation
+from udpfl.federation.rounds import Federation, listed
 from udpfl.federation.shares import assumptions, declared_sizes, divided
 from udpfl.harmonizer.ledger import Ledger
 from udpfl.plugins import look_here_too
 
 log = logging.getLogger(__name__)
 
+_CHANGED = (
+    "the ledger knows other data of this client as well; what is said here is about this data, and "
+    "a record that is in both pays in both"
+)
+
 
 def run(
     config: Config | Mapping[str, Any] | str | Path | None = None,
     *,
-    model: nn.Module | Mapping[str, Any] | None = None,
+    model: nn.Module | Mapping[str, Any] | str | None = None,
     data: Any = None,
     test: Any = None,
     loss: Loss | None = None,
@@ -66,8 +71,12 @@ def run(
     claimed for such a run.
     """
     began = time.perf_counter()
+    if isinstance(model, str):
+        model = {"name": model}
     if isinstance(model, Mapping):
         sections, model = {**sections, "model": model}, None
+    if model is not None and not isinstance(model, nn.Module):
+        raise InvalidInput("model", f"must be an nn.Module, a name or a section, got {model!r}")
     if isinstance(data, Mapping):
         sections, data = {**sections, "data": data}, None
     folder, settings = _opened(config, resume, sections, model, data)
@@ -98,6 +107,7 @@ def run(
     per_sample = lane_model.check(start, test_inputs[:3], test_targets[:3])
 
     schedule = selection(settings)
+    _advise(settings)
     if folder is None:
         sizes = declared_sizes(settings, dataset, parts)
         people = participants(
@@ -158,12 +168,14 @@ def run(
         final = federation.train(start)
         statements = federation.statements()
         trained = _filled(network, lane_model, final)
-        folder.write_model(dict(trained.state_dict()))
+        privacy = _worst(statements)
+        stamp = {"statement": str(privacy), "privacy": privacy.to_dict(), "run": identity["id"]}
+        folder.write_model(dict(trained.state_dict()), stamp)
         result = Run(
             folder=folder.path,
             config=settings,
             model=trained,
-            privacy=_worst(statements),
+            privacy=privacy,
             clients=statements,
             metrics=federation.metrics,
             ledger_path=ledger_path,
@@ -198,6 +210,16 @@ def _opened(
     if isinstance(data, list):
         own["data"]["clients"] = len(data)
     return None, load(config, own)
+
+
+def _advise(settings: Config) -> None:
+    """Settings that are allowed and hardly ever meant."""
+    if not isinstance(settings.privacy, PrivacyConfig) and settings.training.learning_rate > 1:
+        log.warning(
+            "training.learning_rate = %g suits clipped, noisy gradients; without privacy 0.1 with "
+            "training.server_momentum = 0.9 is a better start",
+            settings.training.learning_rate,
+        )
 
 
 def _begun(
@@ -274,7 +296,11 @@ def _sites(
     )
     guaranteed = claimed and isinstance(privacy, PrivacyConfig) and privacy.accounting == "vector"
     shared = isinstance(privacy, PrivacyConfig) and privacy.ledger is not None
-    sites = []
+    if shared and (problems := ledger.verify()):
+        raise LedgerError(f"the ledger is not sound, nothing is charged to it: {problems[0]}")
+    sites: list[Site] = []
+    changed: list[str] = []
+    short: list[str] = []
     for person, part in zip(people, parts, strict=True):
         fingerprint = data.train.fingerprint(part)
         if shared and (known := ledger.other_names(person.name, fingerprint)):
@@ -284,17 +310,20 @@ def _sites(
                 "anew under another name",
             )
         account = ledger.account(person.name, fingerprint)
+        note = None
         if shared and ledger.other_data(person.name, fingerprint):
-            log.warning(
-                "%s: this ledger knows other data under the same name; a record that is in both "
-                "pays in both accounts", person.name
-            )  # fmt: skip
+            changed.append(person.name)
+            note = _CHANGED
         if person.budget and guaranteed and ledger.budget(account) is None:
             ledger.set_budget(account, person.budget)
         event = person.rest_event(ledger.rounds_charged(run_id, account))
         if private and event is not None and not ledger.certify(account, event):
-            log.warning("%s: its budget in the ledger does not hold this whole run", person.name)
-        sites.append(Site(person, account, torch.from_numpy(part).to(device)))
+            short.append(person.name)
+        sites.append(Site(person, account, torch.from_numpy(part).to(device), note))
+    if changed:
+        log.warning("%s: %s", listed(changed), _CHANGED)
+    if short:
+        log.warning("%s: the budget in the ledger does not hold this whole run", listed(short))
     return sites
 
 
