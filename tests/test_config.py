@@ -318,9 +318,8 @@ def test_overrides_leave_the_tables_they_were_given_alone():
 
 def test_later_layers_win_and_overrides_over_all(tmp_path):
     path = tmp_path / "run.toml"
-    path.write_text(
-        'seed = 2\n[training]\nrounds = 2\nlocal_steps = 2\n[privacy]\nmechanism = "auto"\nclip = 2.0\n'
-    )
+    privacy = '[privacy]\nmechanism = "auto"\nclip = 2.0\n'
+    path.write_text(f"seed = 2\n[training]\nrounds = 2\nlocal_steps = 2\n{privacy}")
     base = {"training": {"rounds": 1, "local_steps": 1, "warmup": 1}, "privacy": "none"}
     expected = {"rounds": 3, "local_steps": 2, "warmup": 1}
     settings = ["training.rounds=3"]

@@ -262,9 +262,7 @@ def test_a_used_up_budget_ends_with_exit_code_1_and_clear_words(capsys, config, 
     assert "site.sqlite (shared between runs)" in out
     code, out, err = command(capsys, "run", config, *shared, "--out", "second", "--json")
     assert code == 1
-    assert err.startswith(
-        "udpfl: no client is left to train: client-0, client-1, client-2: its budget"
-    )
+    assert err.startswith("udpfl: no client is left to train: client-0, client-1, client-2: its")
     assert err.count("\n") == 1
     found = json.loads(out)
     assert found["accuracy"] is None
@@ -280,7 +278,7 @@ def test_a_used_up_budget_ends_with_exit_code_1_and_clear_words(capsys, config, 
     stop = ["--set", "privacy.exhausted=stop"]
     code, _, err = command(capsys, "run", config, *shared, *stop)
     assert code == 1
-    assert err.startswith("udpfl: stopped: client-0: its budget")
+    assert err.startswith("udpfl: stopped: client-0, client-2: its budget")
 
 
 def test_the_ledger_of_a_run_folder(capsys, config, tmp_path):
@@ -451,3 +449,18 @@ def test_an_unfit_model_or_loss_is_named(tmp_path):
         udpfl.run(model=42, data=(x, y))
     with pytest.raises(InvalidInput, match="one number per sample"):
         udpfl.run(model=torch.nn.Linear(4, 2), data=(x, y), loss=torch.nn.functional.cross_entropy)
+
+
+def test_a_table_in_python_partitioned_by_a_column(config, tmp_path):
+    lines = (tmp_path / "table.csv").read_text().splitlines()
+    sites = [f"{line},{'site' if i == 0 else 'abc'[i % 3]}" for i, line in enumerate(lines)]
+    (tmp_path / "sites.csv").write_text("\n".join(sites) + "\n")
+    section = {"clients": 3, "partition": "column", "by": "site", "options": {"target": "kind"}}
+    result = udpfl.run(
+        {"data": section, "training": {"rounds": 1}, "out": str(tmp_path / "run")},
+        data=tmp_path / "sites.csv",
+        model="logistic",
+    )
+    assert list(result.clients) == ["a", "b", "c"]
+    assert {account.client for account in result.ledger.accounts()} == {"a", "b", "c"}
+    assert next(result.model.parameters()).shape == (3, 3)  # the column is no feature

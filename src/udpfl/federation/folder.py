@@ -18,6 +18,7 @@ import fcntl
 import io
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -110,7 +111,7 @@ class RunFolder:
         self._write(self.path / name, text.encode())
 
     def write_records(self, parts: Sequence[Indices], public: Indices, data: DataSet) -> None:
-        """Who held which records, as positions in the training set.
+        """Who held which records, as positions in the training set, in the order of the clients.
 
         Where the test split was made here, "train" and "test" are positions in the source (per
         client, where the data came client by client).
@@ -182,7 +183,7 @@ class RunFolder:
         folder = self.path / "updates"
         with _explained(folder):
             folder.mkdir(exist_ok=True)
-        self._write(folder / f"round-{round_:06d}-{client}.safetensors", data)
+        self._write(folder / f"round-{round_:06d}-{_plain(client)}.safetensors", data)
 
     def write_model(self, tensors: Tensors, stamp: Mapping[str, Any]) -> None:
         """The final model under the user's own parameter names; what it cost is in its header."""
@@ -207,6 +208,11 @@ class RunFolder:
                 os.fsync(handle)
             finally:
                 os.close(handle)
+
+
+def _plain(client: str) -> str:
+    """A client's name as part of a file name."""
+    return re.sub(r"[^\w.=-]+", "-", client)
 
 
 def _free(path: Path) -> bool:

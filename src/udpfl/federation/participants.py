@@ -103,13 +103,14 @@ def participants(
     schedule: Sequence[Sequence[int]],
     dimension: int,
     trainings: int = 1,
+    names: Sequence[str] | None = None,
 ) -> list[Participant]:
     """Calibrate every client's noise to its own budget and its own number of releases."""
     training = config.training
     rounds = Counter(client for chosen in schedule for client in chosen)
     plain = [
         Participant(
-            name=f"client-{i}",
+            name=names[i] if names else f"client-{i}",
             declared_size=size,
             rate=training.sampling_rate,
             rounds=rounds[i],

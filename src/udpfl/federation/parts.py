@@ -45,7 +45,7 @@ def dataset_of(settings: Config, data: Any, test: Any) -> DataSet:
             wanted.test if test is None else test,
             task=wanted.task,
             seed=seed,
-            options=_options(settings),
+            options=_options(settings, isinstance(data, (str, Path))),
         )
     if wanted.name == OWN:
         raise InvalidInput("data.name", "this run has data of its own: hand it to udpfl.run(data=)")
@@ -54,7 +54,7 @@ def dataset_of(settings: Config, data: Any, test: Any) -> DataSet:
         "seed": seed,
         "directory": Path(directory) if directory else None,
         "test": wanted.test,
-        "options": _options(settings),
+        "options": _options(settings, wanted.name == "table"),
     }
     loader = resolve("data", wanted.name, DATA)
     try:
@@ -69,10 +69,10 @@ def dataset_of(settings: Config, data: Any, test: Any) -> DataSet:
     return as_dataset(loaded, wanted.test, task=wanted.task, seed=seed)
 
 
-def _options(settings: Config) -> dict[str, Any]:
+def _options(settings: Config, table: bool) -> dict[str, Any]:
     """What the loader is told; a table learns from the partition which column to keep."""
     options = dict(settings.data.options)
-    if settings.data.name in ("table", OWN) and "path" in options:
+    if table:
         for name in ("by", "task"):
             if (value := getattr(settings.data, name)) is not None:
                 options.setdefault(name, value)

@@ -40,6 +40,16 @@ def divided(config: Config, data: DataSet) -> tuple[list[Indices], Indices]:
     return [kept[part] for part in parts], public
 
 
+def client_names(config: Config, data: DataSet, parts: Sequence[Indices]) -> list[str]:
+    """The value of the column that made the client, where there is one; else client-0, client-1."""
+    if config.data.by is not None and data.owners is None:
+        column = data.columns[config.data.by]
+        values = [np.unique(column[part]) for part in parts]
+        if all(len(own) == 1 for own in values):
+            return [str(own[0]) for own in values]
+    return [f"client-{number}" for number in range(len(parts))]
+
+
 def declared_sizes(config: Config, data: DataSet, parts: Sequence[Indices]) -> list[int]:
     """The public constants that stand for the clients' sizes.
 

@@ -37,7 +37,7 @@ from udpfl.federation.parts import (
     network_of,
 )
 from udpfl.federation.rounds import Federation, listed
-from udpfl.federation.shares import assumptions, declared_sizes, divided
+from udpfl.federation.shares import assumptions, client_names, declared_sizes, divided
 from udpfl.harmonizer.ledger import Ledger
 from udpfl.plugins import look_here_too
 
@@ -111,7 +111,12 @@ def run(
     if folder is None:
         sizes = declared_sizes(settings, dataset, parts)
         people = participants(
-            settings, sizes, schedule, lane_model.layout.dimension, algorithm.trainings
+            settings,
+            sizes,
+            schedule,
+            lane_model.layout.dimension,
+            algorithm.trainings,
+            client_names(settings, dataset, parts),
         )
         folder = _begun(settings, people, parts, public, dataset, unclaimed)
     people = [Participant.from_dict(row) for row in folder.read_json("participants.json")]
