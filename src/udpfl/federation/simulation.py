@@ -174,7 +174,7 @@ def run(
         statements = federation.statements()
         trained = _filled(network, lane_model, final)
         privacy = _worst(statements)
-        stamp = {"statement": str(privacy), "privacy": privacy.to_dict(), "run": identity["id"]}
+        stamp = {"statement": str(privacy), "privacy": privacy.to_dict()}
         folder.write_model(dict(trained.state_dict()), stamp)
         result = Run(
             folder=folder.path,
