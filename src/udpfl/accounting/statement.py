@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from decimal import ROUND_CEILING, Decimal
 from typing import Any, Literal
@@ -10,6 +11,12 @@ from typing import Any, Literal
 from udpfl.accounting.events import Neighbours, Unit
 
 Kind = Literal["guarantee", "nominal", "none"]
+
+
+def weakest_kind(statements: Iterable[PrivacyStatement]) -> Kind:
+    """The kind that may be said of all of them together: nobody lends a guarantee to others."""
+    weakest_first: tuple[Kind, ...] = ("none", "nominal", "guarantee")
+    return min((statement.kind for statement in statements), key=weakest_first.index)
 
 
 def shown(epsilon: float) -> str:

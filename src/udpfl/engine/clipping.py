@@ -14,7 +14,7 @@ from torch import Tensor
 
 from udpfl.accounting.sensitivity import Norm, Sensitivity
 from udpfl.engine.gradients import Gradients
-from udpfl.errors import InvalidInput
+from udpfl.errors import InvalidInput, Unsupported
 
 _ROUNDING = 1 - 5e-5
 """Clip a little below the bound: norms and the sums of a pass are rounded to float32."""
@@ -100,7 +100,7 @@ class Unclipped(Clipper):
         return self
 
     def sensitivity(self, lane: int, dimension: int) -> Sensitivity:
-        raise NotImplementedError("gradients that are not clipped have no sensitivity")
+        raise Unsupported("gradients that are not clipped have no sensitivity")
 
     def clipped_sum(self, gradients: Gradients) -> Clipped:
         factors = gradients.real.to(torch.float32)

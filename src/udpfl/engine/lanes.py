@@ -125,12 +125,8 @@ class LaneModel:
 
     def outputs(self, parameters: Tensor, inputs: Tensor) -> Tensor:
         """Evaluate one parameter vector [d] on a batch, without gradients, in evaluation mode."""
-        modes = [module.training for module in self._plain.modules()]
-        self._plain.eval()
-        with torch.no_grad():
+        with torch.no_grad(), _evaluating(self._plain):
             result: Tensor = functional_call(self._plain, self.layout.named(parameters), (inputs,))
-        for module, mode in zip(self._plain.modules(), modes, strict=True):
-            module.training = mode
         return result
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -237,11 +233,8 @@ class LaneModel:
 
     def _refuse_memory(self, parameters: Tensor, batches: Sequence[Trial]) -> None:
         """Two answers to one record: random (then never mind the rules), or a memory."""
-        modes = [module.training for module in self._plain.modules()]
-        self._plain.eval()
-        calm = [self._alone(parameters, *batch) for batch in batches]
-        for module, mode in zip(self._plain.modules(), modes, strict=True):
-            module.training = mode
+        with _evaluating(self._plain):
+            calm = [self._alone(parameters, *batch) for batch in batches]
         if not _agree(calm[0][batches[1].order], calm[1]):
             raise Unsupported(
                 "the model answers the same record in two ways: it keeps something of the records "
@@ -308,6 +301,18 @@ def _agree(found: Tensor, expected: Tensor) -> bool:
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode for a while; modules go back to the mode each was in."""
+    modes = [module.training for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in zip(model.modules(), modes, strict=True):
+            module.training = mode
 
 
 @contextmanager

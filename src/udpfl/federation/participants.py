@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from udpfl.accounting import (
-    Accounting,
     PoissonSampled,
     PrivacyStatement,
     Release,
@@ -197,18 +196,16 @@ def _mechanism(name: str) -> str | Mechanism:
     return found
 
 
-def statement_of(event: Event | None, config: Config, delta: float) -> PrivacyStatement:
-    """What this run's own releases cost, in the accounting that was asked for."""
+def nothing_claimed(config: Config) -> str | None:
+    """Why a run with this configuration claims no privacy; None where it claims some."""
     if not isinstance(config.privacy, PrivacyConfig):
-        return PrivacyStatement.none("privacy is turned off")
+        return "privacy is turned off"
     if config.privacy.randomness == "seeded":
-        return PrivacyStatement.none("noise and sampling are seeded, for tests only")
-    if event is None:
-        return PrivacyStatement(0.0, delta, "guarantee", "pure", vector_epsilon=0.0)
-    return _priced(event, delta, config.privacy.accounting)
+        return "noise and sampling are seeded, for tests only"
+    return None
 
 
 @lru_cache(maxsize=1024)
-def _priced(event: Event, delta: float, accounting: Accounting) -> PrivacyStatement:
-    """Cached, because clients share what they release."""
-    return account(event, delta, "best", accounting)
+def nominal_statement(event: Event, delta: float) -> PrivacyStatement:
+    """What releases cost in the paper's accounting; cached, because clients share them."""
+    return account(event, delta, "best", "scalar")

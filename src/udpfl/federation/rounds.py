@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from udpfl.accounting import PrivacyStatement
+from udpfl.accounting.statement import weakest_kind
 from udpfl.algorithms import Algorithm, Tensors
 from udpfl.config import Config, PrivacyConfig
 from udpfl.data.records import Task
@@ -27,7 +28,7 @@ from udpfl.federation.clients import Answers, Clients, Request, Site
 from udpfl.federation.evaluation import evaluate
 from udpfl.federation.folder import RunFolder
 from udpfl.federation.observers import Observer
-from udpfl.federation.participants import statement_of
+from udpfl.federation.participants import nominal_statement, nothing_claimed
 from udpfl.federation.schedule import learning_rate
 from udpfl.harmonizer.ledger import Ledger
 
@@ -222,23 +223,20 @@ class Federation:
 
     def statements(self) -> dict[str, PrivacyStatement]:
         """What each client has spent: in the ledger, or nominally in this run."""
-        privacy = self.config.privacy
-        if self.unclaimed:
-            none = PrivacyStatement.none(self.unclaimed)
-            return {site.participant.name: none for site in self.sites}
-        if not isinstance(privacy, PrivacyConfig) or privacy.randomness == "seeded":
-            return {s.participant.name: statement_of(None, self.config, 1.0) for s in self.sites}
+        if reason := self.unclaimed or nothing_claimed(self.config):
+            return {site.participant.name: PrivacyStatement.none(reason) for site in self.sites}
         return {site.participant.name: self._statement(site) for site in self.sites}
 
     def _statement(self, site: Site) -> PrivacyStatement:
         """Everything in the ledger; where this run is nominal, its own number in front of that."""
-        delta = self._delta(site)
-        proved = self.ledger.statement(site.account, delta)
-        spent = self.ledger.spent(site.account, self.run)
-        nominal = statement_of(spent, self.config, delta)
-        statement = proved
-        if nominal.kind == "nominal" and proved.kind != "none":
-            statement = replace(nominal, vector_epsilon=proved.epsilon)
+        delta, privacy = self._delta(site), self.config.privacy
+        statement = self.ledger.statement(site.account, delta)
+        scalar = isinstance(privacy, PrivacyConfig) and privacy.accounting == "scalar"
+        if scalar and statement.kind != "none":
+            spent = self.ledger.spent(site.account, self.run)
+            if spent is not None:  # who has released nothing yet has a guarantee
+                nominal = nominal_statement(spent, delta)
+                statement = replace(nominal, vector_epsilon=statement.epsilon)
         own = (site.note,) if site.note else ()
         return replace(statement, notes=(*statement.notes, *own, *self.assumptions))
 
@@ -250,11 +248,9 @@ class Federation:
 
     def _spending(self) -> dict[str, Any]:
         statements = list(self.statements().values())
-        kinds = {statement.kind for statement in statements}
-        if "none" in kinds:
+        kind = weakest_kind(statements)
+        if kind == "none":
             return {"privacy": "none", "epsilon": None}
-        # Who has released nothing yet has a guarantee, and must not lend it to the others.
-        kind = "nominal" if "nominal" in kinds else "guarantee"
         values = [statement.epsilon for statement in statements]
         row: dict[str, Any] = {"privacy": kind, "epsilon": _spread(values)}
         if kind == "nominal":

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from udpfl._version import __version__
 from udpfl.accounting import PrivacyStatement
+from udpfl.accounting.statement import weakest_kind
 from udpfl.config import Config, PrivacyConfig, dump, load
 from udpfl.data import DataSet
 from udpfl.data.records import Indices
@@ -346,8 +347,7 @@ def _filled(network: nn.Module, lane_model: LaneModel, final: Tensor) -> nn.Modu
 def _worst(statements: Mapping[str, PrivacyStatement]) -> PrivacyStatement:
     """One statement that holds for every client: the largest epsilon at the largest delta."""
     everyone = statements.values()
-    kinds = [statement.kind for statement in everyone]
-    kind = next(kind for kind in ("none", "nominal", "guarantee") if kind in kinds)
+    kind = weakest_kind(everyone)
     worst = max((s for s in everyone if s.kind == kind), key=lambda s: s.epsilon)
     if kind == "none":
         return worst
