@@ -139,7 +139,7 @@ def test_linear_with_few_positions_and_many_features_goes_by_gram_matrices():
     )
     gradients.norms(2)
     assert isinstance(gradients, BookKept)
-    assert not any(tap.written for tap in gradients._taps)  # nothing was written out
+    assert not any(tap.use.written for tap in gradients._taps)  # nothing was written out
 
 
 @QUICK

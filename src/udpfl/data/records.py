@@ -84,6 +84,10 @@ class DataSet:
     """Further columns aligned with `train`, to partition by."""
     owners: tuple[Indices, ...] | None = None
     """Positions in `train` per client, when the data came client by client."""
+    class_names: tuple[str, ...] | None = None
+    """What the labels 0, 1, ... are called, for people."""
+    references: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Published forecasts on the same test records: name to figures such as mae and mse."""
 
     def __post_init__(self) -> None:
         if self.task not in get_args(Task):
@@ -104,6 +108,11 @@ class DataSet:
             )
         for records in (self.train, self.test):
             self._check_targets(records.targets)
+        if self.class_names is not None and len(self.class_names) != self.classes:
+            raise InvalidInput(
+                "data.class_names",
+                f"needs one name for each of {self.classes} classes, got {len(self.class_names)}",
+            )
         for name, column in self.columns.items():
             if len(column) != len(self.train):
                 raise InvalidInput(

@@ -7,12 +7,12 @@ gradients themselves.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from udpfl.engine.layers import Named, Rule, powers
+from udpfl.engine.layers import Named, Rule, Use, powers
 
 
 @dataclass(frozen=True)
@@ -93,21 +93,19 @@ class WrittenOut(Gradients):
 
 @dataclass
 class Tap:
-    """One use of a layer in the forward pass: its input and the gradient of its output."""
+    """One use of a layer in the forward pass, and whose parameters it used."""
 
     rule: Rule
     parameters: dict[str, str]
     """The layer's own parameter name ("weight") to the model's ("features.0.weight")."""
-    x: Tensor
-    g: Tensor | None = None
-    written: Named = field(default_factory=dict)
+    use: Use
 
 
 class BookKept(Gradients):
     """Gradients never written out where norms and sums can be had from inputs and outputs."""
 
     def __init__(self, taps: list[Tap], real: Tensor, layout: Layout) -> None:
-        self._taps = [tap for tap in taps if tap.g is not None]
+        self._taps = [tap for tap in taps if tap.use.gradient is not None]
         self._layout = layout
         self.real = real
         uses: dict[str, int] = {}
@@ -117,11 +115,9 @@ class BookKept(Gradients):
         self._shared = {name for name, count in uses.items() if count > 1}
 
     def norms(self, p: int) -> Tensor:
-        lanes = self.real.shape[0]
         total = torch.zeros(self.real.shape, dtype=torch.float64, device=self.real.device)
         for tap in self._taps:
-            assert tap.g is not None
-            sizes = tap.rule.norms(tap.x, tap.g, lanes, p, tap.written)
+            sizes = tap.rule.norms(tap.use, p)
             for own, name in tap.parameters.items():
                 if name not in self._shared:
                     total += sizes[own]
@@ -139,19 +135,17 @@ class BookKept(Gradients):
         return torch.stack(uses).sum(0)
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
-        out = torch.zeros(factors.shape[0], self._layout.dimension, device=factors.device)
-        named = self._layout.named(out)
+        named: dict[str, Tensor] = {}
         for tap in self._taps:
-            assert tap.g is not None
-            sums = tap.rule.weighted(tap.x, tap.g, factors, tap.written)
-            for own, name in tap.parameters.items():
-                if name not in self._shared:
-                    named[name] += sums[own]
+            sums = tap.rule.weighted(tap.use, factors)
+            named |= {name: sums[own] for own, name in tap.parameters.items()}
         for name in self._shared:  # the very numbers that were measured
-            named[name] += torch.bmm(
-                factors.unsqueeze(1), self._summed_uses(name).flatten(2)
-            ).view_as(named[name])
-        return out
+            uses = self._summed_uses(name)
+            named[name] = torch.bmm(factors.unsqueeze(1), uses.flatten(2)).view(-1, *uses.shape[2:])
+        for name, shape in zip(self._layout.names, self._layout.shapes, strict=True):
+            if name not in named:  # a parameter that the forward pass did not use
+                named[name] = torch.zeros(len(factors), *shape, device=factors.device)
+        return self._layout.flat(named)
 
     def written_out(self) -> Tensor:
         lanes, batch = self.real.shape
@@ -163,27 +157,29 @@ class BookKept(Gradients):
         return out
 
     def _written(self, tap: Tap) -> Named:
-        assert tap.g is not None
-        if not tap.written:
-            tap.written.update(tap.rule.each(tap.x, tap.g, self.real.shape[0]))
-        return tap.written
+        if not tap.use.written:
+            tap.use.written.update(tap.rule.each(tap.use))
+        return tap.use.written
 
     def drop(self, bad: Tensor) -> None:
         super().drop(bad)
         rows = bad.flatten()
         for tap in self._taps:
-            assert tap.g is not None
-            tap.written.clear()
-            tap.g = tap.g.masked_fill(rows.view(-1, *([1] * (tap.g.dim() - 1))), 0.0)
-            if tap.x.is_floating_point():  # 0 * inf would come back as not-a-number
-                tap.x = tap.x.masked_fill(rows.view(-1, *([1] * (tap.x.dim() - 1))), 0.0)
+            use = tap.use
+            use.written.clear()
+            use.gradient = use.g.masked_fill(rows.view(-1, *([1] * (use.g.dim() - 1))), 0.0)
+            for name in ("x", "kept"):
+                held = getattr(use, name)
+                if held is not None and held.is_floating_point():
+                    # 0 * inf would come back as not-a-number
+                    mask = rows.view(-1, *([1] * (held.dim() - 1)))
+                    setattr(use, name, held.masked_fill(mask, 0.0))
 
     def bytes_per_sample(self) -> int:
         """Memory that one sample takes in this pass, roughly."""
         samples = self.real.numel()
         floats = 0
         for tap in self._taps:
-            assert tap.g is not None
-            floats += (2 * tap.x.numel() + 3 * tap.g.numel()) // samples
-            floats += tap.rule.floats_written(tap.x, tap.g)
+            floats += (2 * tap.use.x.numel() + 3 * tap.use.g.numel()) // samples
+            floats += tap.rule.floats_written(tap.use)
         return 4 * floats

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from udpfl.engine.gradients import BookKept, Gradients, Layout, Tap, WrittenOut
-from udpfl.engine.layers import RULES, Rule
+from udpfl.engine.layers import RULES, Rule, Use
 from udpfl.engine.precision import full_precision
 from udpfl.errors import InvalidInput, Unsupported
 
@@ -40,19 +40,18 @@ class _Tapped(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, anchor: Tensor, tap: Tap, weights: dict[str, Tensor], lanes: int
+        ctx: Any, x: Tensor, anchor: Tensor, tap: Tap, weights: dict[str, Tensor]
     ) -> Tensor:
-        ctx.tap, ctx.weights, ctx.lanes = tap, weights, lanes
-        return tap.rule.forward(x, weights, lanes)
+        ctx.tap, ctx.weights = tap, weights
+        return tap.rule.forward(tap.use, weights)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None, None]:
-        tap, (g,) = ctx.tap, gradients
-        tap.g = g
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None]:
+        tap, (tap.use.gradient,) = ctx.tap, gradients
         back = None
         if ctx.needs_input_grad[0]:
-            back = tap.rule.input_gradient(tap.x, g, ctx.weights, ctx.lanes)
-        return back, None, None, None, None
+            back = tap.rule.input_gradient(tap.use, ctx.weights)
+        return back, None, None, None
 
 
 class LaneModel:
@@ -103,10 +102,10 @@ class LaneModel:
             for n in frozen:
                 weights[n] = own[n].detach().expand(self._lanes, *own[n].shape)
             x = rule.prepare(x)
-            tap = Tap(rule, trained, x.detach())
+            tap = Tap(rule, trained, Use(x.detach(), self._lanes))
             self._taps.append(tap)
             tapped: Any = _Tapped.apply
-            y: Tensor = tapped(x, self._anchor, tap, weights, self._lanes)
+            y: Tensor = tapped(x, self._anchor, tap, weights)
             return y
 
         module.forward = forward

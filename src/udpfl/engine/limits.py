@@ -13,8 +13,10 @@ Stacking = Literal["auto", "stacked", "single"]
 _SMALL_MODEL = 100_000
 """Parameters up to which stacking pays on a CPU: below it, calling overhead is what costs; above
 it the matrices of one lane fill the cores, and padding batches to one length is a loss."""
-_CACHE_FRIENDLY = 64 << 20
-"""Bytes per pass on a CPU; larger passes are not faster, they only miss the caches."""
+_MOST_LANES = 16
+"""Lanes stacked on a CPU; more are not faster, and memory should not grow with the clients."""
+_CACHE_FRIENDLY = 256 << 20
+"""Bytes per pass on a CPU; larger passes are not faster."""
 _MOST_SAMPLES = 512
 """Samples of a lane added up in float32; passes are added in double, so that rounding stays far
 below what the clipper leaves room for."""
@@ -35,7 +37,11 @@ def choose_limits(
     together = {
         "stacked": lanes,
         "single": 1,
-        "auto": lanes if not on_cpu or dimension <= _SMALL_MODEL else 1,
+        "auto": lanes
+        if not on_cpu
+        else min(lanes, _MOST_LANES)
+        if dimension <= _SMALL_MODEL
+        else 1,
     }[stacking]
     # Random words (8 bytes) and a few copies (4 bytes) of every parameter live at the same time.
     per_lane = 24 * dimension

@@ -41,15 +41,15 @@ class MechanismNoiser(Noiser):
         return torch.tensor([m.noise_std for m in self.mechanisms], device=device)
 
     def add(self, sums: Tensor, stream: PrivateStream, keys: Sequence[Key]) -> Tensor:
-        noisy = sums.clone()
+        noisy = torch.empty_like(sums)
         for mechanism in dict.fromkeys(self.mechanisms):
             rows = [i for i, own in enumerate(self.mechanisms) if own == mechanism]
             words = torch.empty(len(rows), sums.shape[1], dtype=torch.int64, device=sums.device)
             stream.fill(words, [keys[i] for i in rows])
             noise = mechanism.draw(words, torch.float32)
             if len(rows) == len(sums):
-                return noisy.add_(noise)
-            noisy[rows] += noise
+                return noise + sums
+            noisy[rows] = noise + sums[rows]
         return noisy
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from udpfl.engine.clipping import Clipper
+from udpfl.engine.clipping import Clipped, Clipper
 from udpfl.engine.lanes import LaneModel
 from udpfl.engine.noise import Noiser
 from udpfl.engine.precision import full_precision
@@ -136,7 +136,7 @@ class _Part:
                 direction = correct(direction, parameters, lanes.state)
             active = torch.tensor([step < own for own in lanes.steps], device=device)
             rate = torch.where(active, lanes.learning_rates, 0.0)
-            parameters = parameters - rate.unsqueeze(1) * direction
+            parameters = torch.addcmul(parameters, rate.unsqueeze(1), direction, value=-1)
             sampled += torch.tensor([float(len(rows)) for rows in batch], device=device)
             clipped += over
             ratio = total.norm(dim=1) / noise_size
@@ -146,19 +146,29 @@ class _Part:
 
     def _clipped_sum(self, parameters: Tensor, batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """The clipped sum [L, d] over batches of any size, and how many were clipped [L]."""
-        device = parameters.device
+        longest = max(len(rows) for rows in batch)
+        passes = max(1, -(-longest // self.most))
+        size = max(1, -(-longest // passes))  # of equal length, not a few left over at the end
+        parts = [
+            self._pass(parameters, [rows[start : start + size] for rows in batch])
+            for start in range(0, longest, size)
+        ]
+        if len(parts) == 1:
+            return parts[0].sum, parts[0].clipped
         # Passes are added in double: many small roundings would add up.
         total = torch.zeros_like(parameters, dtype=torch.float64)
-        over = torch.zeros(len(batch), device=device)
-        for start in range(0, max(len(rows) for rows in batch), self.most):
-            index, real = _padded([rows[start : start + self.most] for rows in batch], device)
-            gradients = self.model.gradients(
-                parameters, self.inputs[index], self.targets[index], real
-            )
-            part = self.lanes.clipper.clipped_sum(gradients)
+        over = torch.zeros(len(batch), device=parameters.device)
+        for part in parts:
             total += part.sum
             over += part.clipped
         return total.float(), over
+
+    def _pass(self, parameters: Tensor, rows: Sequence[Tensor]) -> Clipped:
+        index, real = _padded(rows, parameters.device)
+        inputs, targets = self.inputs[index], self.targets[index]
+        return self.lanes.clipper.clipped_sum(
+            self.model.gradients(parameters, inputs, targets, real)
+        )
 
 
 def _draw(lanes: Lanes, round_: int, step: int, stream: PrivateStream) -> list[Tensor]:

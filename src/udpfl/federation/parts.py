@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import os
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import nn
+from torch import Tensor, nn
 
 from udpfl import models
 from udpfl.algorithms import BUILT_IN as ALGORITHMS
@@ -17,11 +18,12 @@ from udpfl.algorithms import Algorithm, ServerStep
 from udpfl.config import Config
 from udpfl.data import BUILT_IN as DATA
 from udpfl.data import DataSet, as_dataset
-from udpfl.data.records import Task
+from udpfl.data.records import Array, Task
 from udpfl.engine import Loss
-from udpfl.errors import InvalidInput
+from udpfl.errors import InvalidInput, Unsupported
 from udpfl.plugins import resolve
 
+_PREPARED = 250
 OWN = "own"
 """Stands for a model or data set that was handed over in Python."""
 
@@ -94,6 +96,29 @@ def network_of(settings: Config, model: nn.Module | None, data: DataSet) -> nn.M
     return models.build(
         factory, data.input_shape, data.outputs, seed=settings.seed, **settings.model.options
     )
+
+
+def prepared(network: nn.Module, inputs: Array, device: torch.device) -> Tensor:
+    """The inputs on the device, after the fixed part of the network if it has one.
+
+    A network may offer `precompute`, a transformation without parameters of its own, one record at
+    a time, whose result its `forward` takes in place of the input: it is then computed once per
+    record, not once per step.
+    """
+    tensor = torch.from_numpy(inputs)
+    if not hasattr(network, "precompute"):
+        return tensor.to(device)
+    fixed: Any = copy.deepcopy(network).to(device).eval()
+    with torch.no_grad():
+        some = tensor[:3].to(device)
+        together, alone = fixed.precompute(some), fixed.precompute(some[:1])
+        if not torch.allclose(together[:1], alone, rtol=1e-4, atol=1e-5):
+            raise Unsupported(
+                "the model's `precompute` mixes records: the features of one depend on the others "
+                "in its batch, so no bound on one record's influence holds"
+            )
+        parts = [fixed.precompute(part.to(device)) for part in tensor.split(_PREPARED)]
+    return torch.cat(parts)
 
 
 def algorithm_of(settings: Config) -> Algorithm:

@@ -36,6 +36,7 @@ from udpfl.federation.parts import (
     device_of,
     loss_of,
     network_of,
+    prepared,
 )
 from udpfl.federation.rounds import Federation, listed
 from udpfl.federation.shares import assumptions, client_names, declared_sizes, divided
@@ -101,9 +102,9 @@ def run(
     network = network_of(settings, model, dataset)
     lane_model = LaneModel(network, loss or loss_of(dataset.task)).to(device)
     start = lane_model.initial().to(device)
-    inputs = torch.from_numpy(dataset.train.inputs).to(device)
+    inputs = prepared(network, dataset.train.inputs, device)
     targets = torch.from_numpy(dataset.train.targets).to(device)
-    test_inputs = torch.from_numpy(dataset.test.inputs).to(device)
+    test_inputs = prepared(network, dataset.test.inputs, device)
     test_targets = torch.from_numpy(dataset.test.targets).to(device)
     per_sample = lane_model.check(start, test_inputs[:3], test_targets[:3])
 

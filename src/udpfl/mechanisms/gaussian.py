@@ -80,11 +80,14 @@ class Gaussian(Mechanism):
         radius = uniform(words[..., :half], dtype)
         angle = uniform(words[..., half : 2 * half], dtype)
         angle *= math.pi
-        radius = xp.log(abs(radius))
+        xp.log(xp.abs(radius, out=radius), out=radius)
         radius *= -2 * self.std * self.std
-        radius = xp.sqrt(radius)
-        odd = self.from_bits(words[..., 2 * half :], dtype)
-        return xp.concatenate((radius * xp.cos(angle), radius * xp.sin(angle), odd), -1)
+        xp.sqrt(radius, out=radius)
+        noise = xp.empty_like(words, dtype=dtype)
+        xp.multiply(radius, xp.cos(angle), out=noise[..., :half])
+        xp.multiply(radius, xp.sin(angle), out=noise[..., half : 2 * half])
+        noise[..., 2 * half :] = self.from_bits(words[..., 2 * half :], dtype)
+        return noise
 
     def from_normal(self, z: Any) -> Any:
         """Noise from standard normal draws, the fastest way on every device."""

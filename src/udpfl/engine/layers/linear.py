@@ -1,0 +1,96 @@
+"""Fully connected layers, on one position per sample or on many."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from udpfl.engine.layers.rule import (
+    Named,
+    Rule,
+    Use,
+    gram_norm,
+    powers,
+    sizes,
+    weighted_sum,
+    writing_pays,
+)
+
+
+class Linear(Rule):
+    """y = x W' + b. With one position per sample the norm is a product of two norms."""
+
+    def _split(self, use: Use) -> tuple[Tensor, Tensor]:
+        """[L, B, T, in] and [L, B, T, out]; T is the number of positions."""
+        x, g = use.x, use.g
+        lead = (use.lanes, x.shape[0] // use.lanes, -1)
+        return x.reshape(*lead, x.shape[-1]), g.reshape(*lead, g.shape[-1])
+
+    def forward(self, use: Use, weights: Named) -> Tensor:
+        x, weight, bias = use.x, weights["weight"], weights.get("bias")
+        if use.lanes == 1:
+            return F.linear(x, weight[0], None if bias is None else bias[0])
+        rows, turned = x.reshape(use.lanes, -1, x.shape[-1]), weight.transpose(1, 2)
+        y = (
+            torch.bmm(rows, turned)
+            if bias is None
+            else torch.baddbmm(bias.unsqueeze(1), rows, turned)
+        )
+        return y.view(*x.shape[:-1], weight.shape[1])
+
+    def input_gradient(self, use: Use, weights: Named) -> Tensor:
+        rows = use.g.reshape(use.lanes, -1, use.g.shape[-1])
+        return torch.bmm(rows, weights["weight"]).view(use.x.shape)
+
+    def each(self, use: Use) -> Named:
+        a, b = self._split(use)
+        full = {"weight": torch.einsum("lbto,lbti->lboi", b, a)}
+        if self.module.bias is not None:
+            full["bias"] = b.sum(2)
+        return full
+
+    def _writes(self, use: Use) -> bool:
+        positions = use.x.shape[1:-1].numel()
+        return positions > 1 and writing_pays(positions, use.x.shape[-1], use.g.shape[-1])
+
+    def floats_written(self, use: Use) -> int:
+        positions = use.x.shape[1:-1].numel()
+        if positions == 1:
+            return 0
+        gram = 4 * positions**2  # two matrices in double precision
+        return use.x.shape[-1] * use.g.shape[-1] if self._writes(use) else gram
+
+    def norms(self, use: Use, p: int) -> Named:
+        a, b = self._split(use)
+        if a.shape[2] == 1:
+            out = {"weight": _full_size(a, p) * _full_size(b, p)}
+        elif p == 2 and not self._writes(use):
+            out = {"weight": gram_norm(a, b)}
+        else:
+            return super().norms(use, p)
+        if self.module.bias is not None:
+            out["bias"] = powers(b.sum(2), p).sum(2)
+        return out
+
+    def weighted(self, use: Use, factors: Tensor) -> Named:
+        if use.written:
+            return super().weighted(use, factors)
+        a, b = self._split(use)
+        scaled = b * factors.view(*factors.shape, 1, 1)
+        out = {"weight": torch.bmm(scaled.flatten(1, 2).transpose(1, 2), a.flatten(1, 2))}
+        if self.module.bias is not None:
+            out["bias"] = weighted_sum(factors, b.sum(2))  # the very numbers that were measured
+        return out
+
+
+def _full_size(x: Tensor, p: int) -> Tensor:
+    """Sum of |x|^p [L, B], right even where it is too small or too large for float32.
+
+    Two such sizes are multiplied: one may vanish in float32 where the other one is huge.
+    """
+    if x.device.type == "cpu":  # where double precision costs more than a look at the result
+        size = sizes(x, p).double()
+        if bool(((size > 1e-20) & (size < 1e30)).all()):
+            return size
+    return powers(x.double(), p).flatten(2).sum(2)
