@@ -736,7 +736,7 @@ def test_a_damaged_page_is_reported(path):
         alice = ledger.account("alice", "aa")
         ledger.commit([charge(alice, round_, ROUND, message=bytes(3000)) for round_ in range(40)])
     content = bytearray(path.read_bytes())
-    content[len(content) // 2 : len(content) // 2 + 9000] = os.urandom(9000)
+    content[len(content) // 2 : len(content) // 2 + 40_000] = os.urandom(40_000)
     path.write_bytes(content)
     with Ledger(path, read_only=True) as ledger:
         assert ledger.verify()
