@@ -191,7 +191,7 @@ def test_numbers_keep_their_kind():
             "training.clients_per_round",
             "data.clients = 10",
         ),
-        ({"record_updates": [3, 61]}, "record_updates", "got 61"),
+        ({"record_updates": [3, 81]}, "record_updates", "got 81"),
         ({"data": {"partition": "column"}}, "data.by", "must name a column"),
         ({"data": {"by": "site"}}, "data.by", "which is 'iid'"),
         ({"data": {"declared_sizes": [5, 5]}}, "data.declared_sizes", "10 clients, got 2"),
@@ -257,7 +257,7 @@ def test_several_errors_make_one_message():
     assert "privacy: " not in error.message
     both = refused({"record_updates": [99], "training": {"clients_per_round": 99}})
     assert both.parameter == "training.clients_per_round"
-    assert "; record_updates: must be at most training.rounds = 40, got 99" in both.message
+    assert "; record_updates: must be at most training.rounds = 80, got 99" in both.message
 
 
 # Files, layers and overrides
@@ -337,7 +337,7 @@ def test_layers_of_every_kind_in_any_number(tmp_path):
     layers = ({"training": {"rounds": 1, "warmup": 1}}, None, str(path), {"seed": 3}, {"seed": 4})
     assert load(*layers) == Config(seed=4, training=TrainingConfig(rounds=2, warmup=1))
     # A model says every key, its defaults as well, and so hides all that lies below.
-    assert load(*layers, {"training": TrainingConfig(warmup=5)}).training.rounds == 40
+    assert load(*layers, {"training": TrainingConfig(warmup=5)}).training.rounds == 80
     assert load(*layers, Config(threads=2)) == Config(threads=2)
     assert load(Config(threads=2), {"threads": None}) == Config()
     frozen = MappingProxyType({"training": MappingProxyType({"rounds": 7})})

@@ -165,14 +165,14 @@ class TrainingConfig(Section):
         default="fedavg",
         description="A built-in method, or package.module:attribute for one's own.",
     )
-    rounds: Count = Field(default=40, description="Rounds of training.")
+    rounds: Count = Field(default=80, description="Rounds of training.")
     clients_per_round: Count | None = Field(
         default=None,
         description="Clients picked for each round; all of them if not set.",
         examples=[5],
     )
     local_steps: Count = Field(
-        default=2, description="Steps, each a noisy release, per client and round."
+        default=1, description="Steps, each a noisy release, per client and round."
     )
     sampling_rate: float = Field(
         default=0.5, gt=0, le=1, description="Probability that a record takes part in a step."
@@ -193,7 +193,7 @@ class TrainingConfig(Section):
     server_learning_rate: Positive = Field(default=1.0, description="Learning rate of the server.")
     server_momentum: Fraction = Field(default=0.3, description="Momentum of the server; 0 is off.")
     averaging: Fraction = Field(
-        default=0.8, description="Decay of the moving average of the global model; 0 is off."
+        default=0.9, description="Decay of the moving average of the global model; 0 is off."
     )
     evaluate_every: Count = Field(default=1, description="Rounds from one evaluation to the next.")
     checkpoint_every: Count = Field(
