@@ -34,6 +34,7 @@ from udpfl import (
     Repeated,
     Sensitivity,
     Setting,
+    Unsupported,
     account,
     calibrate,
 )
@@ -465,7 +466,7 @@ def test_lists_are_dealt_out_to_the_clients(federate):
 
 
 def test_auto_takes_the_mechanism_that_needs_least_noise(federate):
-    result = federate({"mechanism": "auto"}, {"rounds": 2})
+    result = federate({"mechanism": "auto"}, {"rounds": 2, "local_steps": 2})
     (chosen,) = {json.dumps(row["release"]) for row in read(result, "participants.json")}
     setting = Setting(8.0, 1e-5, 4, Sensitivity(1.0, "l2", DIMENSION), 0.5)
     rivals = {
@@ -1180,3 +1181,57 @@ def test_a_round_in_which_nobody_has_budget_is_skipped_not_the_end(federate, tmp
     assert set(asked) == {1}
     assert all(entry.client != "client-0" for entry in second.ledger.history()
                if entry.run == read(second, "run.json")["id"])  # fmt: skip
+
+
+class Prepared(nn.Module):
+    """A fixed first step, then one layer; counts how many records the fixed step has seen."""
+
+    seen = 0
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 3)
+        nn.init.zeros_(self.layer.weight)
+        nn.init.zeros_(self.layer.bias)
+        self.register_buffer("shift", torch.ones(4), persistent=False)
+
+    def precompute(self, x):
+        Prepared.seen += len(x)
+        return torch.cat([x + self.shift, x * x], 1)
+
+    def forward(self, x):
+        return self.layer(self.precompute(x) if x.shape[1] == 4 else x)
+
+
+class Mixing(Prepared):
+    def precompute(self, x):
+        return super().precompute(x - x.mean(0))
+
+
+class Remembering(Prepared):
+    def precompute(self, x):
+        self.shift += x.mean(0).abs() * 1e-7
+        return super().precompute(x)
+
+
+def test_fixed_features_are_computed_once_and_train_the_same_model(federate):
+    x, y = blobs()
+    features = np.concatenate([x + 1, x * x], 1)
+    Prepared.seen = 0
+    plain = nn.Linear(8, 3)
+    nn.init.zeros_(plain.weight)
+    nn.init.zeros_(plain.bias)
+    training = {"sampling_rate": 1.0, "local_steps": 3}
+    once = federate("none", training, given=(x, y), net=Prepared())
+    # Every record once, four more to see that none depends on another, for each of the splits.
+    assert Prepared.seen == len(x) + 2 * 4
+    direct = federate("none", training, given=(features, y), net=plain)
+    assert torch.allclose(once.model.layer.weight, direct.model.weight, atol=1e-6)
+    assert set(load_file(once.folder / "model.safetensors")) == {"layer.weight", "layer.bias"}
+    assert once.model(torch.from_numpy(x[:2])).shape == (2, 3)  # the plain model takes plain inputs
+
+
+@pytest.mark.parametrize(("kind", "words"), [(Mixing, "mixes records"), (Remembering, "a buffer")])
+def test_features_that_depend_on_other_records_are_refused(federate, kind, words):
+    with pytest.raises(Unsupported, match=words):
+        federate(given=blobs(), net=kind())

@@ -42,9 +42,11 @@ def dataset_of(settings: Config, data: Any, test: Any) -> DataSet:
     """The data: handed over, or loaded by name."""
     wanted, seed = settings.data, settings.seed
     if data is not None:
+        if test is None and not isinstance(data, DataSet):  # which brings its own test records
+            test = wanted.test
         return as_dataset(
             data,
-            wanted.test if test is None else test,
+            test,
             task=wanted.task,
             seed=seed,
             options=_options(settings, isinstance(data, (str, Path))),
@@ -109,6 +111,7 @@ def prepared(network: nn.Module, inputs: Array, device: torch.device) -> Tensor:
     if not hasattr(network, "precompute"):
         return tensor.to(device)
     fixed: Any = copy.deepcopy(network).to(device).eval()
+    before = [buffer.clone() for buffer in fixed.buffers()]
     with torch.no_grad():
         some = tensor[:3].to(device)
         together, alone = fixed.precompute(some), fixed.precompute(some[:1])
@@ -117,8 +120,15 @@ def prepared(network: nn.Module, inputs: Array, device: torch.device) -> Tensor:
                 "the model's `precompute` mixes records: the features of one depend on the others "
                 "in its batch, so no bound on one record's influence holds"
             )
-        parts = [fixed.precompute(part.to(device)) for part in tensor.split(_PREPARED)]
-    return torch.cat(parts)
+        features = together.new_empty(len(tensor), *together.shape[1:])
+        for start in range(0, len(tensor), _PREPARED):
+            rows = slice(start, start + _PREPARED)
+            features[rows] = fixed.precompute(tensor[rows].to(device))
+    if not all(map(torch.equal, before, fixed.buffers())):
+        raise Unsupported(
+            "the model's `precompute` changes a buffer: what it keeps of one record shows in others"
+        )
+    return features
 
 
 def algorithm_of(settings: Config) -> Algorithm:

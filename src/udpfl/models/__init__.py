@@ -16,14 +16,24 @@ except ImportError:
 from udpfl.models.cnn import Cnn
 from udpfl.models.cnn_small import CnnSmall
 from udpfl.models.logistic import Logistic
+from udpfl.models.medical_cnn import MedicalCnn
 from udpfl.models.mlp import Mlp
 from udpfl.models.normalization import replace_batchnorm
+from udpfl.models.resnet18 import ResNet18
+from udpfl.models.resnet_small import ResNetSmall
+from udpfl.models.scattering import Scattering
+from udpfl.models.wind_cnn import WindCnn
 
 BUILT_IN: dict[str, Callable[..., torch.nn.Module]] = {
     "cnn-small": CnnSmall,
     "cnn": Cnn,
     "mlp": Mlp,
     "logistic": Logistic,
+    "medical-cnn": MedicalCnn,
+    "resnet18": ResNet18,
+    "resnet-small": ResNetSmall,
+    "scattering": Scattering,
+    "wind-cnn": WindCnn,
 }
 
 
@@ -116,7 +126,12 @@ __all__ = [
     "Cnn",
     "CnnSmall",
     "Logistic",
+    "MedicalCnn",
     "Mlp",
+    "ResNet18",
+    "ResNetSmall",
+    "Scattering",
+    "WindCnn",
     "build",
     "replace_batchnorm",
 ]
