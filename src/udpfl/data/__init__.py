@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from udpfl.data import mnist, mnist5k, table
+from udpfl.data import cifar10, medical_mnist, mnist, mnist5k, table, utkface, wind
 from udpfl.data.options import alternatives
 from udpfl.data.own import as_dataset
 from udpfl.data.partition import Partition, partition, sizes_are_public
@@ -24,6 +24,10 @@ class Loader(Protocol):
 BUILT_IN: dict[str, Loader] = {
     "mnist5k": mnist5k.load,
     "mnist": mnist.load,
+    "cifar10": cifar10.load,
+    "medical-mnist": medical_mnist.load,
+    "utkface": utkface.load,
+    "gefcom2012-wind": wind.load,
     "table": table.load,
 }
 

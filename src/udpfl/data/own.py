@@ -123,6 +123,7 @@ def _pair(data: Any) -> Pair:
                 "data", f"a tuple must be (inputs, targets), got {len(data)} entries"
             )
         return _array(data[0], "inputs"), _array(data[1], "targets")
+    _refuse_batches(data)
     mapping = isinstance(data, (Mapping, str, bytes)) or _is_array(data)
     if mapping or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
         raise InvalidInput(
@@ -134,6 +135,36 @@ def _pair(data: Any) -> Pair:
         raise InvalidInput("data", "at least one record is needed, got an empty data set")
     items = [_item(data[i], i) for i in range(len(data))]
     return _stacked([x for x, _ in items], "inputs"), _stacked([y for _, y in items], "targets")
+
+
+def _refuse_batches(data: Any) -> None:
+    """Loaders and streams, recognised by their manners as tensors are, with what to bring instead.
+
+    Every accountant here assumes that each record is drawn independently in every step (Poisson
+    sampling), so the drawing cannot be left to anyone else.
+    """
+    rate = getattr(data, "sample_rate", None)
+    streams = hasattr(data, "__iter__") and not isinstance(data, (str, bytes, Mapping))
+    if hasattr(data, "dataset") and hasattr(data, "batch_sampler"):
+        if isinstance(rate, Real):  # Opacus' DPDataLoader draws as it should, but out of our sight
+            reason = (
+                "draws its own batches, and the draws that are accounted are made here: hand over "
+                f"loader.dataset and set training.sampling_rate to {rate:g}"
+            )
+        else:
+            reason = (
+                "deals shuffled batches of a fixed size, and the accountant assumes Poisson "
+                "sampling, in which each record is drawn independently in every step: hand over "
+                "loader.dataset and say in training.sampling_rate how much of it a step takes"
+            )
+        raise InvalidInput("data", f"a {type(data).__name__} {reason}")
+    kinds = {kind.__name__ for kind in type(data).__mro__}
+    if "IterableDataset" in kinds or (streams and not hasattr(data, "__getitem__")):
+        raise InvalidInput(
+            "data",
+            f"a {type(data).__name__} is a stream, in which no record can be drawn at random: hand "
+            "over the records themselves, as (inputs, targets) or a map-style data set",
+        )
 
 
 def _item(item: Any, record: int) -> Pair:

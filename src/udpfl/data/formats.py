@@ -1,0 +1,87 @@
+"""What a data set consists of on disk and on the web: files, formats, checksums, downloads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Checksum:
+    """What the bytes of a file have to hash to."""
+
+    algorithm: Literal["md5", "sha256"]
+    digest: str
+
+    def __str__(self) -> str:
+        return f"{self.algorithm.upper()} {self.digest}"
+
+
+@dataclass(frozen=True)
+class File:
+    """One file, named relative to the folder of its data set."""
+
+    name: str
+    checksum: Checksum | None = None
+    size: int | None = None
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """A folder of image files. They are counted: nobody publishes a sum for each of them."""
+
+    name: str
+    count: int
+
+
+Version = File | Pictures
+Part = tuple[Version, ...]
+"""One thing a format needs, in any of these versions, say plain or gzipped."""
+
+
+@dataclass(frozen=True)
+class Download:
+    """A file that can be had from public addresses, tried in this order."""
+
+    file: File
+    addresses: tuple[str, ...]
+    """Folders on the web; the file's name follows."""
+    unpacked: int | None = None
+    """The most bytes an archive may unpack to; None for a file that is used as it is."""
+    inside: str = ""
+    """The folder in the archive whose contents are wanted."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """One of the forms in which a data set is read."""
+
+    name: str
+    parts: tuple[Part, ...]
+    downloads: tuple[Download, ...] = ()
+
+
+@dataclass(frozen=True)
+class Source:
+    """All there is to know about a data set before it is read."""
+
+    name: str
+    title: str
+    samples: str
+    licence: str
+    homepage: str
+    citation: str
+    folder: str = ""
+    """Its place in the data directory; empty where it is not read from there."""
+    also: tuple[str, ...] = ()
+    """Further names of its folder, as archives unpack."""
+    formats: tuple[Format, ...] = ()
+    package: str = ""
+    """The Python package that brings it along, and the path of the file in there."""
+    by_hand: tuple[str, ...] = ()
+    """What to do where there is no direct download; `{folder}` stands for its folder."""
+
+    @property
+    def fetched(self) -> Format | None:
+        """The format that a download gives, if there is one."""
+        return next((form for form in self.formats if form.downloads), None)
