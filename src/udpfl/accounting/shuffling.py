@@ -17,7 +17,6 @@ import math
 
 import numpy as np
 from scipy.special import logsumexp
-from scipy.stats import binom
 
 from udpfl.accounting.events import PureDP, Shuffled
 from udpfl.mechanisms.arrays import Floats
@@ -81,6 +80,8 @@ def exact_randomised_response(orders: Floats, epsilon: float, clients: int) -> F
     Shuffling leaves only the number of ones. With everybody else at 0 it is binomial; the client
     in question adds a 1 with probability e^eps/(1+e^eps) or 1/(1+e^eps).
     """
+    from scipy.stats import binom  # here: it would nearly double the time to import udpfl
+
     truth = 1 / (1 + math.exp(-epsilon))
     others = binom.logpmf(np.arange(clients), clients - 1, 1 - truth)
     one, zero = np.append(-np.inf, others), np.append(others, -np.inf)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
 from decimal import ROUND_CEILING, Decimal
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from udpfl.accounting.events import Neighbours, Unit
+from udpfl.errors import InvalidInput
 
 Kind = Literal["guarantee", "nominal", "none"]
 
@@ -75,3 +76,22 @@ class PrivacyStatement:
             if math.isinf(plain[key]):
                 plain[key] = "inf"
         return plain
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> PrivacyStatement:
+        """The statement that `to_dict` wrote. A missing or unknown field is never guessed."""
+        names = {field.name for field in fields(cls)}
+        if not isinstance(plain, Mapping) or plain.keys() ^ names:
+            raise InvalidInput("statement", f"must have the fields {sorted(names)}, got {plain!r}")
+        for name, choices in (("kind", Kind), ("unit", Unit), ("neighbours", Neighbours)):
+            if plain[name] not in get_args(choices):
+                raise InvalidInput(
+                    f"statement.{name}", f"must be one of {get_args(choices)}, got {plain[name]!r}"
+                )
+        numbers: dict[str, float] = {}
+        for name in ("epsilon", "delta", "vector_epsilon"):
+            value = math.inf if plain[name] == "inf" else plain[name]
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+                raise InvalidInput(f"statement.{name}", f"must be a number >= 0, got {value!r}")
+            numbers[name] = float(value)
+        return cls(**{**plain, **numbers, "notes": tuple(plain["notes"])})

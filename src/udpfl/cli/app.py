@@ -11,7 +11,9 @@ import typer
 from udpfl import __version__
 from udpfl.cli.budget import budget
 from udpfl.cli.config import config
+from udpfl.cli.data import data
 from udpfl.cli.plan import plan
+from udpfl.cli.report import report
 from udpfl.cli.run import run
 from udpfl.config import Config
 from udpfl.errors import InvalidInput, UdpflError
@@ -23,8 +25,10 @@ app = typer.Typer(
 )
 app.command()(run)
 app.command()(plan)
+app.command()(report)
 app.add_typer(budget, name="budget")
 app.add_typer(config, name="config")
+app.add_typer(data, name="data")
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # click's, or typer's copy of it
 
@@ -76,7 +80,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _spelled(parameter: str) -> str:
     """A configuration key as it is written in a file, anything else as an option."""
-    if parameter in ("config", "ledger", "client", "file"):
+    if parameter in ("config", "ledger", "client", "file", "run"):
         return parameter.upper()  # arguments without a name of their own
     key = "." in parameter or parameter in Config.model_fields
     return parameter if key else f"--{parameter.replace('_', '-')}"

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +17,8 @@ from rich.table import Table
 
 from udpfl.accounting import Composed, Event, PoissonSampled, PrivacyStatement, PureDP, Release
 from udpfl.accounting.accountant import check_choices
-from udpfl.accounting.events import Repeated, SecretlySelected, Shuffled
+from udpfl.accounting.events import Repeated, SecretlySelected, Shuffled, leaves
+from udpfl.accounting.imported import read_events, read_opacus
 from udpfl.accounting.statement import shown
 from udpfl.errors import InvalidInput, LedgerError, UdpflError, Unsupported
 from udpfl.harmonizer.budget import Budget
@@ -51,6 +53,8 @@ class Balance:
     runs: tuple[str, ...]
     statement: PrivacyStatement
     budget: Budget | None
+    imported: int = 0
+    """How many of the releases were made elsewhere."""
 
     @property
     def left(self) -> float | None:
@@ -65,6 +69,7 @@ class Balance:
             "client": self.account.client,
             "fingerprint": self.account.fingerprint,
             "releases": self.releases,
+            "imported": self.imported,
             "statement": self.statement.to_dict(),
             "budget": None if self.budget is None else asdict(self.budget),
             "left": self.left,
@@ -112,7 +117,10 @@ def show(
     console = Console()
     console.print(table)
     for balance in balances:
-        for note in balance.statement.notes:
+        notes = list(balance.statement.notes)
+        if balance.imported:
+            notes.append(f"{balance.imported:,} of the releases were imported from elsewhere")
+        for note in notes:
             console.print(f"{balance.account.client}: {note}", highlight=False, markup=False)
 
 
@@ -141,15 +149,60 @@ def set_(
                 opened.set_budget(account.id, wanted)
             typer.echo(f"{len(everyone)} clients: budget ε = {epsilon:g} at δ = {delta:g}")
             return
-        accounts = [a for a in _chosen(opened, client) if a.fingerprint.startswith(fingerprint)]
-        if len(accounts) != 1:
-            known = ", ".join(account.fingerprint for account in opened.find(client))
-            raise InvalidInput(
-                "fingerprint", f"must say which data of {client} is meant; there is {known}"
-            )
-        opened.set_budget(accounts[0].id, wanted)
-        spent = _balance(opened, accounts[0], delta).statement
+        account = _only(opened, client, fingerprint)
+        opened.set_budget(account.id, wanted)
+        spent = _balance(opened, account, delta).statement
     typer.echo(f"{client}: budget ε = {wanted.epsilon:g} at δ = {wanted.delta:g}; so far {spent}")
+
+
+@budget.command("import")
+def import_(
+    ledger: LedgerPath,
+    client: Annotated[str, typer.Argument(help="The client that spent it.")],
+    opacus: Annotated[
+        Path | None,
+        typer.Option(help="JSON of an Opacus accountant's state_dict() or history."),
+    ] = None,
+    events: Annotated[
+        Path | None,
+        typer.Option(help="JSON of one event or a list of them, as event_to_dict writes them."),
+    ] = None,
+    note: Annotated[str, typer.Option(help="What it was, for whoever reads the ledger.")] = "",
+    fingerprint: Annotated[
+        str,
+        typer.Option(
+            help="The data it is about: its first letters where the client has several, all 32 "
+            "where the ledger does not know it yet."
+        ),
+    ] = "",
+) -> None:
+    """Charge a client for releases that were made outside of this package.
+
+    They count from now on, even beyond the budget: a client that has spent more trains no more.
+    An Opacus history is taken to come from Poisson sampling, which is the default there.
+
+    Example:
+
+    udpfl budget import site.sqlite alice --opacus history.json --note pretraining
+    """
+    if (opacus is None) == (events is None):
+        raise InvalidInput("opacus", "exactly one of --opacus and --events is needed")
+    if opacus is not None:
+        source, event = "opacus, assuming Poisson sampling", read_opacus(opacus)
+    else:
+        assert events is not None
+        source, event = "events", read_events(events)
+    with _opened(ledger, read_only=False) as opened:
+        if problems := opened.verify():
+            raise LedgerError(f"the ledger is not sound, nothing is charged to it: {problems[0]}")
+        account = _holder(opened, client, fingerprint)
+        opened.import_charge(account.id, event, source=source, note=note)
+        balance = _balance(opened, account, 1e-5)
+    releases = sum(leaves(event).values())
+    typer.echo(f"{client}: imported {releases:,} releases; now {balance.statement}")
+    own = balance.budget
+    if own is not None and not balance.statement.epsilon <= own.epsilon:
+        typer.echo(f"{client}: more than its budget ε = {own.epsilon:g}; it trains no more")
 
 
 @budget.command()
@@ -259,6 +312,26 @@ def _chosen(ledger: Ledger, client: str | None) -> list[Account]:
     return accounts
 
 
+def _only(ledger: Ledger, client: str, fingerprint: str) -> Account:
+    """The one account of the client whose fingerprint begins like this."""
+    accounts = [a for a in _chosen(ledger, client) if a.fingerprint.startswith(fingerprint)]
+    if len(accounts) != 1:
+        known = ", ".join(account.fingerprint for account in ledger.find(client))
+        raise InvalidInput(
+            "fingerprint", f"must say which data of {client} is meant; there is {known}"
+        )
+    return accounts[0]
+
+
+def _holder(ledger: Ledger, client: str, fingerprint: str) -> Account:
+    """The account to charge; a new one only for data that is named in full and new here."""
+    if not re.fullmatch("[0-9a-f]{32}", fingerprint):  # as `udpfl.data.Records.fingerprint` gives
+        return _only(ledger, client, fingerprint)
+    if known := ledger.other_names(client, fingerprint):
+        raise InvalidInput("fingerprint", f"this data is known as {known[0]}: charge that client")
+    return Account(ledger.account(client, fingerprint), client, fingerprint)
+
+
 def _balance(ledger: Ledger, account: Account, delta: float) -> Balance:
     own = ledger.budget(account.id)
     entries = list(ledger.history(account.id))
@@ -269,8 +342,10 @@ def _balance(ledger: Ledger, account: Account, delta: float) -> Balance:
         InvalidInput,
     ) as reason:  # one client's trouble hides nobody else's spending
         statement = PrivacyStatement.none(f"cannot be accounted: {reason}")
-    runs = tuple(dict.fromkeys(entry.run for entry in entries))
-    return Balance(account, sum(entry.count for entry in entries), runs, statement, own)
+    runs = tuple(dict.fromkeys(entry.run for entry in entries if not entry.imported))
+    releases = sum(entry.count for entry in entries)
+    imported = sum(entry.count for entry in entries if entry.imported)
+    return Balance(account, releases, runs, statement, own, imported)
 
 
 def _plain(entry: Entry) -> dict[str, Any]:
@@ -280,7 +355,8 @@ def _plain(entry: Entry) -> dict[str, Any]:
 
 def _release(entry: Entry) -> str:
     try:
-        return entry.note if entry.event is None else _described(entry.event)
+        said = [] if entry.event is None else [_described(entry.event)]
+        return "; ".join([*said, entry.note] if entry.note else said)
     except UdpflError as error:
         return f"unreadable: {error}"
 

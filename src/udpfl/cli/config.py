@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from udpfl.cli.completion import assignments
 from udpfl.config import dump, example, load, schema
 
 config = typer.Typer(help="Show what a configuration may hold, and check one.")
@@ -26,6 +27,9 @@ def show_schema() -> None:
     Example:
 
     udpfl config schema > udpfl.schema.json
+
+    With that file beside it, "#:schema udpfl.schema.json" as the first line of a
+    configuration makes many editors complete and check its keys.
     """
     typer.echo(json.dumps(schema(), indent=2, ensure_ascii=False))
 
@@ -37,6 +41,8 @@ def show_example() -> None:
     Example:
 
     udpfl config example > my.toml
+
+    Keep the lines that you change and delete the rest: defaults need not be written down.
     """
     typer.echo(example(), nl=False)
 
@@ -51,13 +57,18 @@ def check(
             metavar="KEY=VALUE",
             help="Set one key, over what the file says; may be given many times.",
             show_default=False,
+            autocompletion=assignments,
         ),
     ] = None,
 ) -> None:
     """Check a configuration and print it in full, with every default filled in.
 
-    Example:
+    Nothing is trained and no record is read.
 
-    udpfl config check my.toml --set training.rounds=5 --set 'privacy.epsilon=[1, 8]'
+    Examples:
+
+    udpfl config check my.toml
+
+    udpfl config check my.toml --set seed=3 --set 'privacy.epsilon=[1, 8]'
     """
     typer.echo(dump(load(path, overrides=overrides or ())), nl=False)

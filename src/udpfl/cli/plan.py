@@ -49,9 +49,7 @@ def plan(
     ] = None,
     accounting: Annotated[
         Accounting,
-        typer.Option(
-            help="'vector' is a guarantee; 'scalar' is the paper's own accounting, nominal only."
-        ),
+        typer.Option(help="With 'vector' a guarantee; 'scalar' is the paper's own, nominal only."),
     ] = "vector",
     accountant: Annotated[
         Accountant,
@@ -71,9 +69,11 @@ def plan(
 ) -> None:
     """Find the smallest noise that keeps a privacy budget, and the mechanism that needs least.
 
-    Example:
+    Examples:
 
     udpfl plan --epsilon 8 --steps 300 --sampling-rate 0.05 --dimension 26010
+
+    udpfl plan --mechanism all --epsilon 4 --steps 100 --dimension 10 --json
     """
     options: dict[str, Any] = {
         "steps": steps,

@@ -21,17 +21,17 @@ from rich.progress import (
     TaskID,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 from rich.table import Table
 from rich.text import Text
 
 from udpfl.accounting.statement import shown
+from udpfl.cli.completion import assignments
 from udpfl.config import load
 from udpfl.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from udpfl.federation import Run
+    from udpfl.federation import Observer, Run
 
 
 def run(
@@ -41,7 +41,12 @@ def run(
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Change one key, e.g. privacy.epsilon=2. May be repeated."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change one key, e.g. privacy.epsilon=2. May be repeated.",
+            autocompletion=assignments,
+        ),
     ] = None,
     data_dir: Annotated[
         Path | None,
@@ -57,6 +62,10 @@ def run(
         Path | None,
         typer.Option(help="Continue this run folder after a crash.", show_default=False),
     ] = None,
+    track: Annotated[
+        list[str] | None,
+        typer.Option(help="Also log to tensorboard or mlflow. May be repeated."),
+    ] = None,
     json_: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of a report.")
     ] = False,
@@ -67,12 +76,15 @@ def run(
 
     udpfl run
 
-    udpfl run configs/mnist.toml --data-dir DATA --set privacy.epsilon=2 --set seed=1
+    udpfl run --set training.rounds=10 --set privacy.mechanism=laplace
+
+    udpfl run configs/mnist.toml --data-dir DATA --set privacy.epsilon=2
 
     udpfl run --resume runs/mnist5k-fedavg-20260101-120000-ab12
     """
     from udpfl.federation import Interrupted
     from udpfl.federation import run as train
+    from udpfl.trackers import tracker
 
     overrides = list(set_ or [])
     if data_dir is not None:
@@ -85,7 +97,8 @@ def run(
     try:
         with ExitStack() as stack:
             view = stack.enter_context(Live(console)) if console.is_terminal else None
-            observers = [view] if view else []
+            observers: list[Observer] = [view] if view else []
+            observers += [tracker(name) for name in track or []]
             if resume is not None:
                 if view and (resume / "config.toml").is_file():
                     view.expect(load(resume / "config.toml").training.rounds)
@@ -111,17 +124,7 @@ class Live:
     """A progress bar with rate, remaining time, accuracy and epsilon. An observer of the run."""
 
     def __init__(self, console: Console) -> None:
-        self._bar = Progress(
-            TextColumn("[bold]round"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=24),
-            _Rate(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[figures]}"),
-            console=console,
-        )
+        self._bar = Progress(*_columns(console.width), console=console)
         self._task: TaskID | None = None
         self._figures = ""
 
@@ -155,12 +158,35 @@ class Live:
         self._bar.update(self._task, completed=row["round"], figures=self._figures)
 
 
+def _columns(width: int) -> list[ProgressColumn]:
+    """What fits: accuracy and epsilon always, then time left, a bar, rate and time so far."""
+    columns: list[ProgressColumn] = [TextColumn("[bold]round"), MofNCompleteColumn()]
+    if width >= 76:
+        columns.append(BarColumn(bar_width=24 if width >= 100 else 12))
+    if width >= 100:
+        columns += [_Rate(), TimeElapsedColumn()]
+    return [*columns, _Left(), TextColumn("{task.fields[figures]}")]
+
+
 class _Rate(ProgressColumn):
     """Rounds per second, over the last rounds."""
 
     def render(self, task: Task) -> Text:
         """The rate, once there is one."""
-        return Text(f"{task.speed:.1f}/s" if task.speed else "preparing")
+        return Text(f"{task.speed:.1f}/s" if task.speed else "")
+
+
+class _Left(ProgressColumn):
+    """Minutes and seconds to go."""
+
+    def render(self, task: Task) -> Text:
+        """The time, once a round tells how long rounds take."""
+        if task.finished:
+            return Text("done")
+        if task.time_remaining is None:
+            return Text("preparing" if not task.completed else "")
+        minutes, seconds = divmod(int(task.time_remaining), 60)
+        return Text(f"{minutes}:{seconds:02d} left")
 
 
 class _Above(logging.Handler):
@@ -192,9 +218,12 @@ def show(result: Run, console: Console) -> None:
     table.add_column(style="bold")
     table.add_column()
     outcome = result.to_dict()
-    for name in ("accuracy", "mae", "mse", "loss"):
+    for name in ("accuracy", "rmse", "mae", "mse", "loss"):
         if (value := outcome.get(name)) is not None:
             table.add_row(name, value if isinstance(value, str) else f"{value:.4f}")
+    for name, figures in result.references.items():
+        said = ", ".join(f"{key} {value:.4f}" for key, value in figures.items())
+        table.add_row("beside", escape(f"{name}: {said}"))
     style = {"guarantee": "green", "nominal": "yellow", "none": "bold red"}[result.privacy.kind]
     table.add_row("privacy", f"[{style}]{escape(str(result.privacy))}[/]")
     for note in result.privacy.notes if result.privacy.kind != "none" else ():
@@ -206,6 +235,8 @@ def show(result: Run, console: Console) -> None:
     scope = "this run only" if result.ledger_path.parent == result.folder else "shared between runs"
     table.add_row("ledger", escape(f"{result.ledger_path} ({scope})"))
     table.add_row("model", escape(str(result.folder / "model.safetensors")))
+    if result.report.is_file():
+        table.add_row("report", escape(str(result.report)))
     done = len(result.metrics)
     length = f"{done} round{'' if done == 1 else 's'}, {result.seconds:.1f} s"
     table.add_row("run", escape(f"{result.folder}, {length}"))

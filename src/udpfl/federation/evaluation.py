@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from udpfl.data.records import Task
+from udpfl.data.records import DataSet, Task
 from udpfl.engine import LaneModel
 
 _BATCH = 1024
@@ -23,11 +24,16 @@ class Evaluation:
     mae: float | None = None
     mse: float | None = None
 
+    @property
+    def rmse(self) -> float | None:
+        """Root of the mean squared error."""
+        return None if self.mse is None else math.sqrt(self.mse)
+
     def to_dict(self) -> dict[str, float | str | None]:
         """Plain data: the figures of the task, accuracy always."""
         row = {"accuracy": self.accuracy, "loss": self.loss}
         if self.mae is not None:
-            row |= {"mae": self.mae, "mse": self.mse}
+            row |= {"mae": self.mae, "mse": self.mse, "rmse": self.rmse}
         return {name: _plain(value) for name, value in row.items()}
 
 
@@ -55,3 +61,42 @@ def evaluate(
     if task == "classification":
         return Evaluation(float(loss) / n, accuracy=float(correct) / n)
     return Evaluation(float(loss) / n, mae=float(absolute) / n, mse=float(squared) / n)
+
+
+def breakdown(
+    model: LaneModel, parameters: Tensor, inputs: Tensor, targets: Tensor, classes: int | None
+) -> dict[str, Any]:
+    """Where the model is right and wrong: by class, or by position of the regressed value.
+
+    "confusion"[i][j] counts test records of class i that were taken for class j. A model may have
+    more outputs than there are classes, so rows can be longer than the matrix is high.
+    """
+    outputs = torch.cat(
+        [model.outputs(parameters, inputs[i : i + _BATCH]) for i in range(0, len(inputs), _BATCH)]
+    )
+    if classes is None:
+        gap = (outputs - targets).double()
+        mae, rmse = gap.abs().mean(0), gap.square().mean(0).sqrt()
+        return {
+            "mae_by_output": [_plain(float(value)) for value in mae],
+            "rmse_by_output": [_plain(float(value)) for value in rmse],
+        }
+    width = outputs.shape[1]
+    pairs = targets * width + outputs.argmax(1)
+    counts = torch.bincount(pairs, minlength=classes * width).reshape(classes, width)
+    return {"confusion": counts.tolist()}
+
+
+def final_evaluation(
+    model: LaneModel, parameters: Tensor, inputs: Tensor, targets: Tensor, data: DataSet
+) -> dict[str, Any]:
+    """Everything known about the final model on the test split, for `evaluation.json`."""
+    names = None if data.class_names is None else list(data.class_names)
+    return {
+        "task": data.task,
+        "test_records": len(inputs),
+        **evaluate(model, parameters, inputs, targets, data.task).to_dict(),
+        **({} if data.classes is None else {"class_names": names}),
+        **breakdown(model, parameters, inputs, targets, data.classes),
+        "references": {name: dict(figures) for name, figures in data.references.items()},
+    }

@@ -9,7 +9,9 @@ checkpoints/         the server's state after the latest rounds
 ledger.sqlite        charges and answers, unless the run uses a shared ledger
 updates/             released messages of the rounds in `record_updates`
 model.safetensors    the final global model, under the model's own parameter names
-summary.json         what `udpfl run --json` prints
+evaluation.json      the final model on the test split: confusion matrix, or errors by output
+summary.json         what `udpfl run --json` prints, and each client's statement
+report.html          all of it on one page, for people
 """
 
 from __future__ import annotations

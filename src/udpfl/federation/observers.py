@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
 from udpfl.algorithms import ClientMessage
+from udpfl.config import Config
+
+if TYPE_CHECKING:
+    from udpfl.federation.outcome import Run
 
 
 class Observer(Protocol):
@@ -20,3 +26,20 @@ class Observer(Protocol):
 
     def on_round(self, row: dict[str, Any]) -> None:
         """The round's line of metrics."""
+
+
+class Follower(Observer, Protocol):
+    """An observer that also sees where a run begins and ends. Either method may be left out."""
+
+    def on_start(self, config: Config, folder: Path) -> None:
+        """Before the first round, or before the first one after a resume."""
+
+    def on_end(self, run: Run) -> None:
+        """The finished run; not called where a run is interrupted or fails."""
+
+
+def announce(observers: Iterable[Observer], moment: str, *what: Any) -> None:
+    """Tell those who have a method for this moment, "on_start" or "on_end"."""
+    for observer in observers:
+        if told := getattr(observer, moment, None):
+            told(*what)

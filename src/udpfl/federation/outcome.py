@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,18 @@ class Run:
     ledger_path: Path
     seconds: float
     stopped: str | None = None
+    references: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Published figures on the same test records, to compare with."""
 
     @cached_property
     def ledger(self) -> Ledger:
         """Every client's account, to look at."""
         return Ledger(self.ledger_path, read_only=True)
+
+    @property
+    def report(self) -> Path:
+        """The page about this run, for people."""
+        return self.folder / "report.html"
 
     @property
     def accuracy(self) -> float | None:
@@ -52,7 +59,7 @@ class Run:
 
     def to_dict(self) -> dict[str, Any]:
         """What `udpfl run --json` prints."""
-        errors = {name: self._last(name) for name in ("mae", "mse")}
+        errors = {name: self._last(name) for name in ("mae", "mse", "rmse")}
         return {
             "accuracy": self.accuracy,
             "loss": self.loss,

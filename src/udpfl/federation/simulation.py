@@ -25,8 +25,9 @@ from udpfl.engine import Entropy, Keyed, LaneModel, Loss
 from udpfl.engine.limits import choose_limits
 from udpfl.errors import InvalidInput, LedgerError
 from udpfl.federation.clients import Clients, Protection, Site
+from udpfl.federation.evaluation import final_evaluation
 from udpfl.federation.folder import RunFolder
-from udpfl.federation.observers import Observer
+from udpfl.federation.observers import Observer, announce
 from udpfl.federation.outcome import Run
 from udpfl.federation.participants import Participant, participants, selection
 from udpfl.federation.parts import (
@@ -42,6 +43,7 @@ from udpfl.federation.rounds import Federation, listed
 from udpfl.federation.shares import assumptions, client_names, declared_sizes, divided
 from udpfl.harmonizer.ledger import Ledger
 from udpfl.plugins import look_here_too
+from udpfl.report import write_report
 
 log = logging.getLogger(__name__)
 
@@ -172,12 +174,17 @@ def run(
             unclaimed=unclaimed,
             assumptions=assumptions(settings, dataset, data),
         )
+        announce(observers, "on_start", settings, folder.path)
         final = federation.train(start)
         statements = federation.statements()
         trained = _filled(network, lane_model, final)
         privacy = _worst(statements)
         stamp = {"statement": str(privacy), "privacy": privacy.to_dict()}
         folder.write_model(dict(trained.state_dict()), stamp)
+        folder.write_json(
+            "evaluation.json",
+            final_evaluation(lane_model, final, test_inputs, test_targets, dataset),
+        )
         result = Run(
             folder=folder.path,
             config=settings,
@@ -188,12 +195,27 @@ def run(
             ledger_path=ledger_path,
             seconds=time.perf_counter() - began,
             stopped=federation.stopped,
+            references=dataset.references,
         )
         folder.write_json(
             "summary.json",
-            {**result.to_dict(), "clients": {n: s.to_dict() for n, s in statements.items()}},
+            {
+                **result.to_dict(),
+                "device": str(device),
+                "parameters": lane_model.layout.dimension,
+                "clients": {n: s.to_dict() for n, s in statements.items()},
+            },
         )
+        _report(folder)
+        announce(observers, "on_end", result)
     return result
+
+
+def _report(folder: RunFolder) -> None:
+    try:
+        write_report([folder.path], folder.path / "report.html")
+    except Exception as error:  # whatever is wrong with the page, the run itself is safe on disk
+        log.warning("report.html was not written (%s); `udpfl report` tries again", error)
 
 
 def _opened(

@@ -17,6 +17,9 @@ from udpfl.errors import InvalidInput, UdpflError
 from udpfl.harmonizer.ledger_file import LedgerFile, now
 from udpfl.harmonizer.spending import NO_CLAIM
 
+IMPORTED = "imported-"
+"""How the runs begin under which spending outside of this package is charged."""
+
 
 @dataclass(frozen=True)
 class Account:
@@ -71,13 +74,23 @@ class Entry:
         """The release; None where no privacy was claimed."""
         return None if self.event_json == NO_CLAIM else event_from_json(self.event_json)
 
+    @property
+    def imported(self) -> bool:
+        """Whether it happened elsewhere; the note then says where."""
+        return self.run.startswith(IMPORTED)
+
 
 def _chained(previous: str, *content: object) -> str:
     return sha256(json.dumps([previous, *content], default=repr).encode()).hexdigest()
 
 
 def append_charge(
-    file: LedgerFile, charge: Charge, owner: Account, randomness: str, totals: Mapping[str, int]
+    file: LedgerFile,
+    charge: Charge,
+    owner: Account,
+    randomness: str,
+    totals: Mapping[str, int],
+    note: str = "",
 ) -> None:
     """Write the charges of one answer at the end of the chain, inside a transaction."""
     head = file.rows("SELECT id, chain FROM charges ORDER BY id DESC LIMIT 1")
@@ -85,8 +98,8 @@ def append_charge(
     who = (owner.id, owner.client, owner.fingerprint, charge.run, randomness)
     for text, count in totals.items():
         number += 1
-        note = "no privacy claimed" if text == NO_CLAIM else ""
-        cost = (charge.round, count, text, note, now())
+        said = "no privacy claimed" if text == NO_CLAIM else note
+        cost = (charge.round, count, text, said, now())
         chain = _chained(chain, number, *who, *cost)
         file.write(
             "INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",

@@ -13,15 +13,17 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self, get_args
 
 from udpfl.accounting.accountant import Accounting
-from udpfl.accounting.events import Event
+from udpfl.accounting.events import Event, leaves
 from udpfl.accounting.statement import PrivacyStatement, shown
 from udpfl.errors import BudgetExceeded, InvalidInput, LedgerError
 from udpfl.harmonizer.budget import Budget
 from udpfl.harmonizer.charges import (
+    IMPORTED,
     Account,
     Charge,
     Entry,
@@ -267,6 +269,43 @@ class Ledger:
             owner = self._owner(charge.account)
             append_charge(self._file, charge, owner, randomness[charge.run], totals)
             self._outbox.put(charge)
+
+    def import_charge(self, account: int, event: Event, *, source: str, note: str = "") -> str:
+        """Charge what was released outside of this package; returns the run it is booked under.
+
+        It has happened, so no budget can refuse it: whatever it costs counts from now on. The same
+        event with the same source and note is charged once. A history that has grown since it was
+        imported counts in full again, which is too much and never too little.
+        """
+        for name, value in (("source", source), ("note", note)):
+            if not isinstance(value, str) or (name == "source" and not value.strip()):
+                raise InvalidInput(name, f"must be a text, got {value!r}")
+        owner = self._owner(account)
+        if not leaves(event):
+            raise InvalidInput("event", "releases nothing: there is nothing to import")
+        totals = totals_of([event])
+        said = f"imported from {source.strip()}" + (f": {note.strip()}" if note.strip() else "")
+        content = json.dumps([owner.client, owner.fingerprint, said, sorted(totals.items())])
+        run = IMPORTED + sha256(content.encode()).hexdigest()[:16]
+        self._check_accountable(account, totals)
+        self.begin_run(run, randomness="entropy", accounting="vector", description={"note": said})
+        with self._file.writing():
+            if self.rounds_charged(run, account):
+                raise InvalidInput(
+                    "note",
+                    f"{owner.client} was charged exactly this already ({said}); if it happened "
+                    "twice, a note that differs says so",
+                )
+            self._check_accountable(account, totals)
+            charge = Charge(account, run, 0, (event,), b"")
+            append_charge(self._file, charge, owner, "entropy", totals, said)
+        return run
+
+    def _check_accountable(self, account: int, more: Counter[str]) -> None:
+        """Raise where the account could no longer be stated: an unreadable total helps nobody."""
+        total, budget = self._caught_up(account).totals + more, self.budget(account)
+        check_one_basis(total)
+        accounted(total, budget.delta if budget else 1e-5)
 
     # Answers already given
 

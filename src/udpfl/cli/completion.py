@@ -1,0 +1,69 @@
+"""What the shell offers after `--set`: the keys of a configuration, and values where they are few.
+
+The shell waits for every answer, so nothing here may import torch.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from udpfl.config.documents import known_keys
+from udpfl.config.models import SECTIONS
+from udpfl.mechanisms import BUILT_IN as MECHANISMS
+
+# Keys that take a name, and the group of entry points that may offer more of them.
+NAMED = {
+    "data.name": "data",
+    "model.name": "models",
+    "privacy.mechanism": "mechanisms",
+    "training.algorithm": "algorithms",
+}
+
+
+def assignments(incomplete: str) -> list[tuple[str, str]]:
+    """Assignments that begin like this, each with what the key means."""
+    keys = {key: field for key, field in known_keys().items() if key not in SECTIONS}
+    wanted, equals, _ = incomplete.partition("=")
+    found = [key for key in keys if (key == wanted if equals else key.startswith(wanted))]
+    if len(found) != 1:
+        return [(f"{key}=", keys[key]["description"]) for key in found]
+    # A single key is offered with its values, so that the shell goes straight on to them.
+    (key,) = found
+    offered = [f"{key}={value}" for value in values(key)] or [f"{key}="]
+    return [(each, keys[key]["description"]) for each in offered if each.startswith(incomplete)]
+
+
+def values(key: str) -> list[str]:
+    """What a key may be, where that can be listed."""
+    field = known_keys()[key]
+    if key not in NAMED:
+        return list(_choices(field))
+    group = NAMED[key]
+    names = [field["default"], *_built_in(group)]
+    names += [point.name for point in entry_points(group=f"udpfl.{group}")]
+    return list(dict.fromkeys(names))
+
+
+def _choices(field: Mapping[str, Any]) -> Iterator[str]:
+    yield from field.get("enum", ())
+    for kind in field.get("anyOf", ()):
+        yield from _choices(kind)
+
+
+def _built_in(package: str) -> list[str]:
+    """The keys of `BUILT_IN = {...}` in `udpfl.PACKAGE`, from its source: importing is slow."""
+    if package == "mechanisms":
+        return [*MECHANISMS, "none"]
+    spec = find_spec(f"udpfl.{package}")
+    assert spec is not None
+    assert spec.origin is not None
+    for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
+        match node:
+            case ast.AnnAssign(ast.Name("BUILT_IN"), value=ast.Dict(keys)):
+                return [str(key.value) for key in keys if isinstance(key, ast.Constant)]
+    return []

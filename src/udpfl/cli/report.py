@@ -1,0 +1,54 @@
+"""`udpfl report`: the page of one run, or of several side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from udpfl.errors import InvalidInput
+
+
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Run folders, finished or not.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="HTML file to write; by default report.html in the folder of a single run, "
+            "comparison.html here for several.",
+            show_default=False,
+        ),
+    ] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option(help="Also draw the charts as files in this folder.", show_default=False),
+    ] = None,
+    format_: Annotated[
+        Literal["png", "svg"], typer.Option("--format", help="Format of these files.")
+    ] = "png",
+) -> None:
+    """Write the report of a run as one HTML file that works offline, or compare several runs.
+
+    Examples:
+
+    udpfl report runs/first
+
+    udpfl report runs/first runs/second --out comparison.html
+
+    udpfl report runs/first --figures figures --format svg
+    """
+    from udpfl.report import write_report
+
+    target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("comparison.html"))
+    if target.suffix.lower() not in (".html", ".htm"):
+        raise InvalidInput("out", f"the file must end in .html, got {target.name!r}")
+    write_report(runs, target)
+    typer.echo(str(target))
+    if figures is not None:
+        from udpfl.report.figures import write_figures
+
+        for path in write_figures(runs, figures, format_):
+            typer.echo(str(path))

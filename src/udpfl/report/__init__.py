@@ -1,0 +1,28 @@
+"""The report of a run: one page that works offline, and static figures of the same charts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from udpfl.errors import InvalidInput, UdpflError
+from udpfl.report.page import comparison_page, run_page
+from udpfl.report.read import RunRecord, read_run
+
+__all__ = ["RunRecord", "comparison_page", "read_run", "run_page", "write_report"]
+
+
+def write_report(folders: Sequence[Path], target: Path) -> None:
+    """One page about one run, or one that compares several; the file appears whole or not."""
+    if not folders:
+        raise InvalidInput("run", "at least one run folder is needed")
+    runs = [read_run(folder) for folder in folders]
+    page = run_page(runs[0]) if len(runs) == 1 else comparison_page(runs)
+    partial = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        partial.write_text(page, encoding="utf-8")
+        partial.replace(target)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise UdpflError(f"cannot write {target}: {error.strerror}") from None

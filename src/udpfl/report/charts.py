@@ -1,0 +1,266 @@
+"""The charts of a report as data: the page and the static figures draw the same ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from decimal import ROUND_CEILING, Context
+from typing import Any, Literal
+
+from udpfl.accounting.statement import Kind
+from udpfl.report.read import Client, RunRecord
+
+Values = list[float | None]
+Dash = Literal["solid", "dashed", "dotted"]
+DASHES: dict[Kind, Dash] = {"guarantee": "solid", "nominal": "dashed", "none": "dotted"}
+Format = Literal["percent", "epsilon", "number"]
+SIMULATION_ONLY = (
+    "Simulation only: computed from private records without noise. A real client would keep this "
+    "to itself."
+)
+NOMINAL = "nominal: not a guarantee"
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line. `colour` is a name of the style sheet."""
+
+    name: str
+    x: Sequence[float]
+    y: Values
+    colour: str
+    dash: Dash = "solid"
+
+
+@dataclass(frozen=True)
+class Band:
+    """The room between two lines; hatched where it is nominal."""
+
+    name: str
+    x: Sequence[float]
+    low: Values
+    high: Values
+    colour: str
+    hatched: bool = False
+
+
+@dataclass(frozen=True)
+class Bars:
+    """One bar for each label, and the mark that it should not pass."""
+
+    labels: Sequence[str]
+    values: Values
+    marks: Values
+    mark_name: str
+    colour: str
+    hatched: bool = False
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One picture: lines and bands over a common axis, or bars."""
+
+    id: str
+    title: str
+    x: str
+    y: str
+    format: Format = "number"
+    series: tuple[Series, ...] = ()
+    bands: tuple[Band, ...] = ()
+    bars: Bars | None = None
+    marks: tuple[tuple[float, str], ...] = ()
+    """Horizontal lines with what they stand for."""
+    log: bool = False
+    top: float | None = None
+    """The axis ends here at least."""
+    note: str = ""
+    warning: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for the page, numbers cut to six digits (an epsilon rounded up)."""
+        plain = asdict(self)
+        up = self.format == "epsilon"
+        for part in (*plain["series"], *plain["bands"], plain["bars"] or {}):
+            for key in ("x", "y", "low", "high", "values", "marks"):
+                if key in part:
+                    part[key] = [_six(value, up and key != "x") for value in part[key]]
+        return plain
+
+
+def _six(value: float | None, up: bool) -> float | None:
+    if value is None or not math.isfinite(value):
+        return None
+    if up:
+        return float(Context(prec=6, rounding=ROUND_CEILING).create_decimal_from_float(value))
+    return float(f"{value:.6g}")
+
+
+def run_charts(run: RunRecord) -> list[Chart]:
+    """All charts of one run, those without anything to show left out."""
+    charts = [
+        *_quality(run),
+        _loss(run),
+        _epsilon_by_round(run),
+        _epsilon_by_client(run),
+        _signal(run),
+        _clip_fraction(run),
+        _class_accuracy(run),
+        _error_by_output(run),
+    ]
+    return [chart for chart in charts if chart is not None and shows_something(chart)]
+
+
+def shows_something(chart: Chart) -> bool:
+    """Whether any value is there to be drawn."""
+    lines = any(value is not None for line in chart.series for value in line.y)
+    return lines or (chart.bars is not None and any(v is not None for v in chart.bars.values))
+
+
+def _quality(run: RunRecord) -> list[Chart]:
+    if run.task == "classification":
+        x, y = run.column("accuracy")
+        line = Series("accuracy", x, y, "main")
+        return [
+            Chart("accuracy", "Accuracy by round", "round", "test accuracy", "percent", (line,),
+                  note="On the test records, which are treated as public.")
+        ]  # fmt: skip
+    references = run.evaluation["references"] if run.evaluation else {}
+    charts = []
+    for key, name in (("rmse", "RMSE"), ("mae", "MAE")):
+        x, y = run.column(key)
+        marks = [(ref[key], label) for label, ref in references.items() if key in ref]
+        charts.append(
+            Chart(key, f"{name} by round", "round", f"test {name}", "number",
+                  (Series(name, x, y, "main"),), marks=tuple(marks),
+                  note="On the test records, which are treated as public.")
+        )  # fmt: skip
+    return charts
+
+
+def _loss(run: RunRecord) -> Chart:
+    x, y = run.column("loss")
+    return Chart("loss", "Loss by round", "round", "test loss", "number",
+                 (Series("loss", x, y, "main"),))  # fmt: skip
+
+
+def _budget_marks(run: RunRecord) -> tuple[tuple[float, str], ...]:
+    budgets = sorted({client.budget[0] for client in run.clients if client.budget})
+    if len(budgets) > 3:
+        budgets = [budgets[0], budgets[-1]]
+    name = "configured budget" if run.shared_ledger else "budget"
+    return tuple((budget, f"{name} {budget:g}") for budget in budgets)
+
+
+def _epsilon_by_round(run: RunRecord) -> Chart | None:
+    if run.kind == "none":
+        return None
+    nominal = run.kind == "nominal"
+    colour, dash = run.kind, DASHES[run.kind]
+    x, high = run.column("epsilon", "max")
+    _, low = run.column("epsilon", "min")
+    _, median = run.column("epsilon", "median")
+    said = "nominal ε" if nominal else "ε"
+    bands: tuple[Band, ...] = ()
+    if high == low:
+        series = [Series(f"{said} of every client", x, high, colour, dash)]
+    else:
+        series = [
+            Series(f"{said}, largest of any client", x, high, colour, dash),
+            Series(f"{said}, median client", x, median, "second", dash),
+        ]
+        bands = (Band("all clients", x, low, high, colour, nominal),)
+    note = "What all releases up to a round cost together."
+    if run.shared_ledger:
+        note += " Earlier runs on the same ledger are included."
+    if nominal:
+        _, proved = run.column("guaranteed_epsilon", "max")
+        series.append(Series("ε that is guaranteed", x, proved, "guarantee"))
+        note += " The axis is logarithmic: the guaranteed ε is far above the nominal one."
+    return Chart(
+        "epsilon", "Privacy spent by round", "round", said, "epsilon", tuple(series), bands,
+        marks=_budget_marks(run), log=nominal, note=note, warning=NOMINAL if nominal else "",
+    )  # fmt: skip
+
+
+def _epsilon_by_client(run: RunRecord) -> Chart | None:
+    known = [client for client in run.clients if client.statement is not None]
+    if run.kind == "none" or not known:
+        return None
+    nominal = run.kind == "nominal"
+    many = len(known) > 60
+    if many:
+        known.sort(key=_spending, reverse=True)
+    said = "nominal ε" if nominal else "ε"
+    bars = Bars(
+        [client.name for client in known],
+        [client.statement.epsilon if client.statement else None for client in known],
+        [client.budget[0] if client.budget else None for client in known],
+        "configured budget" if run.shared_ledger else "budget",
+        run.kind,
+        nominal,
+    )
+    return Chart(
+        "clients", "Privacy spent by client", "clients, sorted" if many else "client", said,
+        "epsilon", bars=bars, note="The line over a bar is the client's own budget.",
+        warning=NOMINAL if nominal else "",
+    )  # fmt: skip
+
+
+def _spending(client: Client) -> tuple[float, float]:
+    spent = client.statement.epsilon if client.statement else 0.0
+    return spent, client.budget[0] if client.budget else 0.0
+
+
+def _signal(run: RunRecord) -> Chart:
+    x, y = run.column("simulation_only", "signal_to_noise", evaluated=False)
+    return Chart("signal", "Signal against noise", "round", "signal / noise", "number",
+                 (Series("signal-to-noise ratio", x, y, "main"),), warning=SIMULATION_ONLY,
+                 note="Length of the clipped gradient sum over the length of the noise, mean over "
+                 "the clients of a round; averaging over many clients raises it.")  # fmt: skip
+
+
+def _clip_fraction(run: RunRecord) -> Chart:
+    x, y = run.column("simulation_only", "clip_fraction", evaluated=False)
+    return Chart("clip", "Share of clipped gradients", "round", "clipped", "percent",
+                 (Series("clip fraction", x, y, "main"),), top=1.0, warning=SIMULATION_ONLY,
+                 note="Near 100 % the clipping bound decides the step; near 0 % the noise is "
+                 "larger than it needs to be.")  # fmt: skip
+
+
+def class_names(run: RunRecord) -> list[str]:
+    """A name for every output of a classifier."""
+    evaluation = run.evaluation or {}
+    names = evaluation.get("class_names") or []
+    width = len(evaluation["confusion"][0])
+    return [str(names[i]) if i < len(names) else str(i) for i in range(width)]
+
+
+def recalls(run: RunRecord) -> Values:
+    """The share of each class's test records that was recognised; None where it has none."""
+    matrix = (run.evaluation or {}).get("confusion", [])
+    return [row[i] / sum(row) if sum(row) else None for i, row in enumerate(matrix)]
+
+
+def _class_accuracy(run: RunRecord) -> Chart | None:
+    if not run.evaluation or "confusion" not in run.evaluation:
+        return None
+    shares = recalls(run)
+    overall = run.evaluation["accuracy"]
+    bars = Bars(class_names(run)[: len(shares)], shares, [overall] * len(shares),
+                "all classes", "main")  # fmt: skip
+    return Chart("classes", "Accuracy by class", "class", "recognised", "percent", bars=bars,
+                 top=1.0, note="Share of each class's test records that the final model "
+                 "recognises. The line is the share over all classes.")  # fmt: skip
+
+
+def _error_by_output(run: RunRecord) -> Chart | None:
+    if not run.evaluation or len(run.evaluation.get("mae_by_output", ())) < 2:
+        return None
+    lines = []
+    for key, name, colour in (("rmse", "RMSE", "main"), ("mae", "MAE", "second")):
+        values = [v if isinstance(v, float) else None for v in run.evaluation[f"{key}_by_output"]]
+        lines.append(Series(name, range(1, len(values) + 1), values, colour))
+    return Chart("outputs", "Error by output position", "output", "error", "number", tuple(lines),
+                 note="The final model's error for each value it forecasts; of an hourly "
+                 "forecast, position 1 is the first hour.")  # fmt: skip

@@ -1,0 +1,291 @@
+"""The parts of the page, as HTML. Every text that comes from a run goes through `text`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any
+
+from udpfl.accounting.statement import shown
+from udpfl.config import Config, PrivacyConfig
+from udpfl.config.documents import known_keys
+from udpfl.report.charts import class_names
+from udpfl.report.read import RunRecord
+from udpfl.report.words import LABELS, explain, small
+
+_MATRIX_LIMIT = 40
+_OPEN_CLIENTS = 20
+
+
+def text(value: object) -> str:
+    """Anything at all as text that a browser only shows."""
+    return escape(str(value), quote=True)
+
+
+def figure(value: Any, percent: bool = False) -> str:
+    """A figure of the model for people."""
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return "–" if value is None else text(value)
+    return f"{100 * value:.1f} %" if percent else f"{value:.4f}"
+
+
+def privacy_badge(run: RunRecord) -> str:
+    """The kind of privacy in colour, pattern and words."""
+    return f'<span class="badge {run.kind}">{text(LABELS[run.kind])}</span>'
+
+
+def header(run: RunRecord) -> str:
+    """Title, the figures everybody looks for, and the state of the run."""
+    config = run.config
+    tiles = []
+    for key in run.quality:
+        name = "accuracy" if key == "accuracy" else key.upper()
+        tiles.append((figure(run.last.get(key), key == "accuracy"), f"test {name}"))
+    if run.kind == "none":
+        tiles.append(("no bound", "privacy"))
+    else:
+        said = "nominal ε" if run.kind == "nominal" else "ε"
+        tiles.append((shown(run.statement.epsilon), f"{said}, at δ = {small(run.statement.delta)}"))
+    tiles.append((f"{run.rounds} of {config.training.rounds}", "rounds"))
+    tiles.append((f"{config.data.clients:,}", "clients"))
+    cells = "".join(f"<div><dd>{text(v)}</dd><dt>{text(k)}</dt></div>" for v, k in tiles)
+    return (
+        f'<header><p class="eyebrow">UDP-FL run report</p><h1>{text(run.name)}</h1>'
+        f"<p>{text(config.data.name)}, {text(config.model.name)}, "
+        f"{text(config.training.algorithm)}. {privacy_badge(run)}</p>"
+        f'{state(run)}<dl class="tiles">{cells}</dl></header>'
+    )
+
+
+def state(run: RunRecord) -> str:
+    """A word on runs that did not go to their end."""
+    if not run.finished:
+        return (
+            '<p class="state"><strong>Not finished.</strong> This page shows the run as far as it '
+            f"got: round {run.rounds} of {run.config.training.rounds}. The ledger may hold more "
+            "charges than the last evaluated round shows; <code>udpfl budget show</code> lists "
+            "them.</p>"
+        )
+    if run.stopped:
+        return f'<p class="state"><strong>Ended early.</strong> {text(run.stopped)}</p>'
+    return ""
+
+
+def privacy(run: RunRecord) -> str:
+    """The statement in plain words."""
+    said = explain(run)
+    beliefs = "".join(
+        f'<tr><th scope="row">{text(b.before)}</th><td>{text(b.at_least)}</td>'
+        f"<td>{text(b.at_most)}</td></tr>"
+        for b in said.beliefs
+    )
+    table = (
+        "<table><caption>How sure someone can become that the record was there"
+        "</caption><thead><tr><th>before</th><th>after, at least</th><th>after, at most</th></tr>"
+        f"</thead><tbody>{beliefs}</tbody></table>"
+        if beliefs
+        else ""
+    )
+    notes = f"<h3>What it rests on</h3>{_listed(said.notes)}" if said.notes else ""
+    parts = [
+        f"<div><h3>What it means</h3>{_paragraphs(said.meaning)}{table}</div>",
+        f"<div><h3>For whom</h3>{_listed(said.whom)}{notes}</div>",
+    ]
+    if said.limits:
+        parts.append(f"<div><h3>What it does not cover</h3>{_listed(said.limits)}</div>")
+    return (
+        f'<section class="privacy {run.kind}" aria-labelledby="privacy">'
+        f'<h2 id="privacy">Privacy in plain words</h2><p class="headline">'
+        f'{text(said.headline)}</p><div class="columns">{"".join(parts)}</div></section>'
+    )
+
+
+def banner(run: RunRecord) -> str:
+    """The statement in one line, in the colour and the pattern of its kind."""
+    return (
+        f'<section class="privacy banner {run.kind}" aria-label="Privacy statement">'
+        f'<p class="headline">{privacy_badge(run)} {text(explain(run).headline)}</p>'
+        '<p><a href="#privacy">What this means, for whom, and what it does not cover</a></p>'
+        "</section>"
+    )
+
+
+def _paragraphs(lines: Iterable[str]) -> str:
+    return "".join(f"<p>{text(line).replace('e^ε', 'e<sup>ε</sup>')}</p>" for line in lines)
+
+
+def _listed(lines: Iterable[str]) -> str:
+    return f"<ul>{''.join(f'<li>{text(line)}</li>' for line in lines)}</ul>"
+
+
+def confusion(run: RunRecord, beside: str) -> str:
+    """The confusion matrix as a table whose cells are shaded by their share of the row."""
+    evaluation = run.evaluation or {}
+    if "confusion" not in evaluation:
+        return ""
+    matrix: list[list[int]] = evaluation["confusion"]
+    names = class_names(run)
+    return (
+        '<section aria-labelledby="confusion"><h2 id="confusion">Class by class</h2>'
+        f"<p>Final model, {evaluation['test_records']:,} test records. {_worst(matrix, names)}</p>"
+        f'<div class="cards"><div><h3>Confusion matrix</h3>{_matrix(matrix, names)}</div>{beside}'
+        "</div></section>"
+    )
+
+
+def _worst(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> str:
+    wrong = sorted(
+        ((n, i, j) for i, row in enumerate(matrix) for j, n in enumerate(row) if i != j and n),
+        key=lambda found: -found[0],
+    )
+    if not wrong:
+        return "Every test record was recognised."
+    pairs = [f"{text(names[i])} taken for {text(names[j])} ({n})" for n, i, j in wrong[:3]]
+    return "Most often confused: " + "; ".join(pairs) + "."
+
+
+def _matrix(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> str:
+    if len(names) > _MATRIX_LIMIT:
+        return f"<p>With {len(names)} classes the matrix is in <code>evaluation.json</code>.</p>"
+    size = "small" if len(names) <= 12 else "dense"
+    head = "".join(f'<th scope="col"><span>{text(name)}</span></th>' for name in names)
+    rows = []
+    for i, row in enumerate(matrix):
+        total = sum(row) or 1
+        cells = "".join(
+            f'<td class="h{math.ceil(10 * n / total)}{" right" if i == j else ""}">{n}</td>'
+            for j, n in enumerate(row)
+        )
+        rows.append(f'<tr><th scope="row">{text(names[i])}</th>{cells}</tr>')
+    scale = "".join(f'<span class="h{step}"></span>' for step in range(11))
+    return (
+        f'<div class="scroll"><table class="matrix {size}" id="matrix"><caption>Rows: the true '
+        f"class. Columns: what the model said. Shade: share of the row.</caption><thead><tr>"
+        f"<td></td>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+        f'<p class="scale">0 % {scale} 100 % <output id="cell"></output></p>'
+    )
+
+
+def references(run: RunRecord) -> str:
+    """Published figures beside the model's own."""
+    known = (run.evaluation or {}).get("references") or {}
+    if not known:
+        return ""
+    keys = [k for k in ("rmse", "mae", "mse", "accuracy") if any(k in r for r in known.values())]
+    rows = [("this model", run.evaluation or {}), *known.items()]
+    body = "".join(
+        f'<tr><th scope="row">{text(name)}</th>'
+        + "".join(f"<td>{figure(r.get(k), k == 'accuracy')}</td>" for k in keys)
+        + "</tr>"
+        for name, r in rows
+    )
+    head = "".join(f"<th>{k if k == 'accuracy' else k.upper()}</th>" for k in keys)
+    return (
+        '<section aria-labelledby="references"><h2 id="references">Beside other forecasts</h2>'
+        f"<table><caption>On the same test records; less is better</caption><thead><tr><td></td>"
+        f"{head}</tr></thead><tbody>{body}</tbody></table></section>"
+    )
+
+
+def clients(run: RunRecord) -> str:
+    """Every client: what it declares, its noise, what it spent of its budget."""
+    nominal = run.kind == "nominal"
+    rows = []
+    for client in run.clients:
+        statement, budget = client.statement, client.budget
+        claimed = statement if statement is not None and statement.kind != "none" else None
+        proved = f"<td>{shown(claimed.vector_epsilon) if claimed else '–'}</td>" if nominal else ""
+        rows.append(
+            f'<tr><th scope="row">{text(client.name)}</th>'
+            f"<td>{shown(claimed.epsilon) if claimed else '–'}</td>{proved}"
+            f"<td>{'–' if budget is None else f'{budget[0]:g}'}</td>"
+            f'<td class="wide">{"–" if budget is None else small(budget[1])}</td>'
+            f"<td>{client.declared_size:,}</td>"
+            f'<td class="wide">{text(client.noise)}</td><td class="wide">{text(client.clip)}</td>'
+            f'<td class="wide">{client.rounds}</td></tr>'
+        )
+    spent = "<th>nominal ε</th><th>guaranteed ε</th>" if nominal else "<th>spent ε</th>"
+    budget_name = "configured budget ε" if run.shared_ledger else "budget ε"
+    table = (
+        '<div class="scroll"><table class="clients"><thead><tr><th>client</th>'
+        f'{spent}<th>{budget_name}</th><th class="wide">δ</th><th>declared records</th>'
+        '<th class="wide">noise</th><th class="wide">clip</th><th class="wide">rounds asked</th>'
+        f"</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+    )
+    opened = " open" if len(rows) <= _OPEN_CLIENTS else ""
+    return (
+        '<section aria-labelledby="clients-table"><h2 id="clients-table">Clients</h2>'
+        f"<details{opened}><summary>{len(rows):,} clients</summary>{table}</details></section>"
+    )
+
+
+def configuration(config: Config) -> str:
+    """Every key by section; what is at its default is dimmed."""
+    plain = config.model_dump(exclude={"out"})
+    defaults = Config().model_dump()
+    about = known_keys()
+    top = {k: v for k, v in plain.items() if k not in ("data", "model", "privacy", "training")}
+    groups = [("run", "", top, defaults)]
+    for name in ("data", "model", "privacy", "training"):
+        if isinstance(plain[name], dict):
+            groups.append((name, f"{name}.", plain[name], defaults[name]))
+        else:
+            groups.append((name, "", {name: plain[name]}, defaults))
+    body = []
+    for name, prefix, values, usual in groups:
+        rows = []
+        for key, value in values.items():
+            default = key in usual and value == usual[key]
+            shade = ' class="default"' if default else ""
+            said = "not set" if value is None else str(value) if value != {} else "none"
+            note = ' <small class="only">default</small>' if default else ""
+            meaning = about.get(prefix + key, {}).get("description", "")
+            rows.append(
+                f'<tr{shade}><th scope="row">{text(key)}</th><td>{text(said)}{note}</td>'
+                f'<td class="wide">{text(meaning)}</td></tr>'
+            )
+        changed = sum('class="default"' not in row for row in rows)
+        body.append(
+            f"<details{' open' if changed else ''}><summary>{text(name)} <small>{changed} of "
+            f'{len(rows)} changed</small></summary><table class="keys"><tbody>{"".join(rows)}'
+            "</tbody></table></details>"
+        )
+    return (
+        '<section aria-labelledby="configuration"><h2 id="configuration">Configuration</h2>'
+        f"{''.join(body)}</section>"
+    )
+
+
+def facts(run: RunRecord) -> str:
+    """When, where, how long, how much was sent."""
+    summary, identity = run.summary or {}, run.identity
+    up = sum(int(row.get("bytes_up") or 0) for row in run.metrics)
+    down = sum(int(row.get("bytes_down") or 0) for row in run.metrics)
+    seconds = sum(float(row.get("seconds") or 0) for row in run.metrics)
+    private = isinstance(run.config.privacy, PrivacyConfig)
+    rows = [
+        ("started", identity.get("started", "–")),
+        ("rounds", f"{run.rounds} of {run.config.training.rounds}"),
+        ("time in rounds", f"{seconds:,.1f} s"),
+        ("device", summary.get("device", "–")),
+        ("parameters", f"{summary['parameters']:,}" if "parameters" in summary else "–"),
+        ("sent by clients", _size(up)),
+        ("sent by the server", _size(down)),
+        ("ledger", "shared with other runs" if run.shared_ledger else "this run only"),
+        ("accountant", run.statement.accountant if private else "–"),
+        ("version", f"udpfl {identity.get('udpfl', '–')}, torch {identity.get('torch', '–')}"),
+        ("run id", identity.get("id", "–")),
+    ]
+    body = "".join(f'<tr><th scope="row">{k}</th><td>{text(v)}</td></tr>' for k, v in rows)
+    return (
+        '<section aria-labelledby="facts"><h2 id="facts">Run</h2>'
+        f'<table class="keys"><tbody>{body}</tbody></table></section>'
+    )
+
+
+def _size(count: int) -> str:
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count} bytes"

@@ -1,0 +1,200 @@
+"""The privacy statement in plain words: what it means, for whom, and what it does not cover.
+
+References: Kairouz, Oh and Viswanath, "The composition theorem for differential privacy" (2015),
+the dominating mechanism in the proof of theorem 3.3: whatever an (epsilon, delta)-private release
+tells about one record can be simulated by telling the truth outright with probability delta, and
+otherwise one randomised answer whose likelihoods differ by the factor e^epsilon. That is the
+reading used here; "the loss exceeds epsilon with probability at most delta" would be wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from udpfl.accounting.statement import PrivacyStatement, shown
+from udpfl.report.read import RunRecord
+
+LABELS = {
+    "guarantee": "Guarantee",
+    "nominal": "Nominal: not a guarantee",
+    "none": "Not private",
+}
+_RELATION = {"add-remove": "added or removed", "replace-one": "replaced by another"}
+
+
+@dataclass(frozen=True)
+class Belief:
+    """How sure someone may become: chances before and after, as text."""
+
+    before: str
+    at_most: str
+    at_least: str
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The statement taken apart, as plain text."""
+
+    headline: str
+    meaning: tuple[str, ...]
+    beliefs: tuple[Belief, ...]
+    whom: tuple[str, ...]
+    limits: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def explain(run: RunRecord) -> Explanation:
+    """Everything a reader has to know about the privacy of this run."""
+    statement = run.statement
+    if run.kind == "none":
+        reason = "; ".join(statement.notes) or "nothing is claimed"
+        return Explanation(
+            headline=f"Not private: {reason}.",
+            meaning=(
+                "Nothing bounds what the model, the messages or the figures of this run tell about "
+                "a single record. Treat them as if they were the records.",
+            ),
+            beliefs=(),
+            whom=("Nobody is protected by this run.",),
+            limits=(),
+            notes=(),
+        )
+    nominal = run.kind == "nominal"
+    epsilon = statement.vector_epsilon if nominal else statement.epsilon
+    return Explanation(
+        headline=_headline(run, statement),
+        meaning=_meaning(epsilon, statement.delta, nominal, statement.neighbours),
+        beliefs=_beliefs(epsilon),
+        whom=_whom(run, statement),
+        limits=_limits(run),
+        notes=statement.notes,
+    )
+
+
+def small(delta: float) -> str:
+    """A delta for people: a power of ten where it is one."""
+    exponent = -math.log10(delta) if 0 < delta < 1 else 0.0
+    if exponent >= 3 and math.isclose(exponent, round(exponent), rel_tol=0, abs_tol=1e-12):
+        digits = str(round(exponent)).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
+        return f"10⁻{digits}"
+    return f"{delta:g}"
+
+
+def _headline(run: RunRecord, statement: PrivacyStatement) -> str:
+    so_far = "" if run.finished else ", up to the last evaluated round"
+    if run.kind == "nominal":
+        return (
+            f"Nominal ε = {shown(statement.epsilon)}{so_far}: not a guarantee. The true guarantee "
+            f"for the whole gradient is ε = {_shown(statement.vector_epsilon)} at "
+            f"δ = {small(statement.delta)}."
+        )
+    return (
+        f"ε = {shown(statement.epsilon)} at δ = {small(statement.delta)} for one {statement.unit} "
+        f"{_RELATION[statement.neighbours]}{so_far}: an upper bound that holds for every client."
+    )
+
+
+def _meaning(epsilon: float, delta: float, nominal: bool, neighbours: str) -> tuple[str, ...]:
+    lines = []
+    if nominal:
+        lines.append(
+            "The nominal number comes from accounting a whole gradient as if it were one "
+            "coordinate. It reproduces the paper and protects nobody. What follows is about the ε "
+            "that is really guaranteed."
+        )
+    if math.isinf(epsilon):
+        return (*lines, "No finite ε holds for this run: a record's presence may be certain.")
+    which = (
+        "whether a record was there"
+        if neighbours == "add-remove"
+        else "which of two records was there"
+    )
+    failure = ""
+    if delta:
+        chance = f"δ = {small(delta)} (1 in {math.floor(1 / delta + 1e-6):,})"
+        failure = f", except with probability {chance}, when they may learn it outright"
+    lines.append(
+        f"Think of someone who knows everything but {which}, and who sees everything that was "
+        "released. Whatever they believed before, the odds change by at most a factor of "
+        f"e^ε = {factor(epsilon)}{failure}."
+    )
+    return tuple(lines)
+
+
+def factor(epsilon: float) -> str:
+    """e^epsilon for people, never rounded down."""
+    if epsilon > math.log(1e6):
+        exponent = math.ceil(epsilon / math.log(10))
+        return f"10 to the power of {exponent:,}"
+    value = math.exp(epsilon)
+    unit = 10 ** (math.floor(math.log10(value)) - 2)
+    rounded = math.ceil(value / unit - 1e-9) * unit
+    return f"{rounded:,.0f}" if unit >= 1 else f"{rounded:.3g}"
+
+
+def _beliefs(epsilon: float) -> tuple[Belief, ...]:
+    if math.isinf(epsilon):
+        return ()
+    found = []
+    for chance in (0.01, 0.1, 0.5):
+        odds = math.log(chance / (1 - chance))
+        high, low = _chance(odds + epsilon), _chance(odds - epsilon)
+        found.append(Belief(f"{100 * chance:g} %", _percent_up(high), _percent_down(low)))
+    return tuple(found)
+
+
+def _chance(log_odds: float) -> float:
+    if log_odds > 0:
+        return 1 / (1 + math.exp(-log_odds))
+    return math.exp(log_odds) / (1 + math.exp(log_odds)) if log_odds > -700 else 0.0
+
+
+def _percent_up(chance: float) -> str:
+    if chance > 0.9999:
+        return "nearly 100 %"
+    return f"{math.ceil(1e4 * chance - 1e-6) / 100:g} %"
+
+
+def _percent_down(chance: float) -> str:
+    return "nearly 0 %" if chance < 0.0001 else f"{math.floor(1e4 * chance + 1e-6) / 100:g} %"
+
+
+def _shown(epsilon: float) -> str:
+    return "infinite" if math.isinf(epsilon) else shown(epsilon)
+
+
+def _whom(run: RunRecord, statement: PrivacyStatement) -> tuple[str, ...]:
+    scope = (
+        "every run that was charged to the same ledger for the same data"
+        if run.shared_ledger
+        else "this run; its ledger counts no other"
+    )
+    return (
+        f"For one {statement.unit} of one client: the comparison is between the client's data with "
+        f"it and without it."
+        if statement.neighbours == "add-remove"
+        else f"For one {statement.unit} of one client, replaced by any other.",
+        "Against the server, the other clients and everyone who sees the model or the messages, "
+        "alone or together, even if they know all other records, the code and the settings.",
+        f"Over {scope}. Each client has its own ε; the number above is the largest.",
+    )
+
+
+def _limits(run: RunRecord) -> tuple[str, ...]:
+    charged = "this ledger" if run.shared_ledger else "the ledger of this run"
+    return (
+        "Facts that are true of the whole population: the model may learn them whether or not a "
+        "given record is there.",
+        "A person with several records in one client: k records together have k times the ε, and a "
+        "δ that grows faster still.",
+        "The same record in other data, at other clients or elsewhere: it pays there again.",
+        f"Other runs on the same data that are not in {charged}, and settings that were tuned on "
+        "the same data without being charged.",
+        "The charts marked “simulation only”, the ledger and the other files of this folder: they "
+        "come from private records without noise and stay with the client in a real federation.",
+        "The test records and any public records: accuracy and confusion are computed from them "
+        "without noise.",
+        "Clients whose software is not this software, and what leaks by timing, logs or rounding "
+        "of floating-point numbers.",
+    )

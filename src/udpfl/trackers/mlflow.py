@@ -1,0 +1,105 @@
+"""MLflow: one MLflow run per training, in a local SQLite file or wherever MLFLOW_TRACKING_URI says.
+
+MLflow reports its own usage to its makers and repeats a failing request for minutes. Neither suits
+a private training: both are turned down here, unless the environment says otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from udpfl.trackers.base import Tracker, imported
+
+if TYPE_CHECKING:
+    from udpfl.config import Config
+    from udpfl.federation import Run
+
+_MANNERS = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+}
+_IDENTITY = "udpfl.run"
+_PARAMETERS = 100  # that one request may carry
+_LENGTH = 500  # that every MLflow server takes
+
+
+class MLflow(Tracker):
+    """Logs to the experiment "udpfl", at `uri` or where MLflow is set to log.
+
+    Without any setting that is `mlflow.db` in the working folder, where `mlflow ui` looks. A
+    resumed run goes on in its own MLflow run.
+    """
+
+    name = "MLflow"
+
+    def __init__(self, uri: str | None = None, *, experiment: str = "udpfl") -> None:
+        super().__init__()
+        for name, value in _MANNERS.items():
+            os.environ.setdefault(name, value)
+        self._mlflow = imported("mlflow", "mlflow")
+        logging.getLogger("mlflow").setLevel(logging.WARNING)  # it comments on its own tables
+        self._uri, self._experiment = uri, experiment
+        self._client: Any = None
+        self._run = ""
+        self._done = 0
+
+    def _place(self) -> str:
+        if self._uri:
+            return self._uri
+        if self._mlflow.is_tracking_uri_set():
+            return str(self._mlflow.get_tracking_uri())
+        return f"sqlite:///{Path('mlflow.db').absolute()}"
+
+    def _begin(self, config: Config, folder: Path) -> None:
+        self._client = self._mlflow.MlflowClient(tracking_uri=self._place())
+        found = self._client.get_experiment_by_name(self._experiment)
+        experiment = (
+            found.experiment_id if found else self._client.create_experiment(self._experiment)
+        )
+        identity = json.loads((folder / "run.json").read_text())
+        before = self._client.search_runs([experiment], f"tags.`{_IDENTITY}` = '{identity['id']}'")
+        if before:
+            self._run = before[0].info.run_id
+            history = self._client.get_metric_history(self._run, "round/participants")
+            self._done = max((metric.step for metric in history), default=0)
+            self._client.update_run(self._run, status="RUNNING")
+            return
+        self._done = 0
+        tags = {_IDENTITY: identity["id"], "udpfl.folder": str(folder)}
+        self._run = self._client.create_run(experiment, run_name=folder.name, tags=tags).info.run_id
+        kind = self._mlflow.entities.Param
+        plain = config.model_dump(mode="json")
+        params = [kind(name, text[:_LENGTH]) for name, text in _flat("", plain)]
+        for first in range(0, len(params), _PARAMETERS):
+            self._client.log_batch(self._run, params=params[first : first + _PARAMETERS])
+
+    def _write(self, round_: int, values: dict[str, float]) -> None:
+        if round_ <= self._done and "round/participants" in values:
+            return  # repeated after a resume, from the stored messages: the same figures again
+        now = int(1000 * time.time())
+        kind = self._mlflow.entities.Metric
+        metrics = [kind(name, value, now, round_) for name, value in values.items()]
+        self._client.log_batch(self._run, metrics=metrics)
+
+    def _finish(self, run: Run) -> None:
+        self._client.set_tag(self._run, "privacy", str(run.privacy))
+        self._client.set_tag(self._run, "privacy.kind", run.privacy.kind)
+        if run.stopped:
+            self._client.set_tag(self._run, "stopped", run.stopped)
+        self._client.set_terminated(self._run)
+
+
+def _flat(prefix: str, plain: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Configuration keys in dots and their values as text."""
+    for key, value in plain.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(f"{prefix}{key}.", value)
+        else:
+            yield f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value)
