@@ -1,10 +1,12 @@
 # Everything on a fresh machine needs Python >= 3.11 and make, nothing else.
 PYTHON ?= python3
 VENV := .venv
+CHECKED := src tests benchmarks examples docs/site.py docs/tutorial.ipynb
 BIN := $(VENV)/bin
+BENCH := .venv-bench
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: run plan test test-slow lint format bench clean help
+.PHONY: run plan test test-slow lint format docs tutorial bench clean help
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -24,20 +26,30 @@ test-slow: $(VENV)/.dev  ## the long checks as well
 	$(BIN)/python -m pytest
 
 lint: $(VENV)/.dev  ## style and types only
-	$(BIN)/ruff check src tests benchmarks examples
-	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/ruff check $(CHECKED)
+	$(BIN)/ruff format --check $(CHECKED)
 	$(BIN)/mypy
 
 format: $(VENV)/.dev  ## rewrite the sources in the house style
-	$(BIN)/ruff check --fix src tests benchmarks examples
-	$(BIN)/ruff format src tests benchmarks examples
+	$(BIN)/ruff check --fix $(CHECKED)
+	$(BIN)/ruff format $(CHECKED)
 
-bench: $(VENV)/.dev  ## time calibration and training beside other libraries
-	$(BIN)/python benchmarks/calibration.py
-	$(BIN)/python benchmarks/training.py
+docs: $(VENV)/.dev  ## build the pages in docs/ as a site; a broken link is an error
+	$(BIN)/mkdocs build --strict
+	@echo "open site/index.html"
+
+tutorial: $(VENV)/.dev  ## run the notebook and store what it printed
+	$(BIN)/jupyter execute --inplace --NotebookClient.record_timing=False docs/tutorial.ipynb
+
+bench: $(BENCH)/.peers  ## time calibration and training beside other libraries; wants an idle machine
+	$(BENCH)/bin/python benchmarks/calibration.py
+	$(BENCH)/bin/python benchmarks/training.py
+	$(BENCH)/bin/python benchmarks/profile_training.py
+	$(BENCH)/bin/python benchmarks/scaling.py
+	$(BENCH)/bin/python benchmarks/tables.py
 
 clean:  ## remove the environment and everything generated
-	rm -rf $(VENV) out runs build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(BENCH) out runs site build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -54,4 +66,11 @@ $(VENV)/.train: $(VENV)/.base
 
 $(VENV)/.dev: $(VENV)/.train
 	$(PIP) -e '.[dev,train]'
+	@touch $@
+
+# Other libraries, pinned, in an environment of their own: they want other versions than the tests.
+$(BENCH)/.peers: benchmarks/requirements-peers.txt pyproject.toml
+	$(PYTHON) -m venv $(BENCH)
+	$(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/requirements-peers.txt
+	$(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	@touch $@

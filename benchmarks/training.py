@@ -1,198 +1,159 @@
-"""One round of federated training on the CPU: this engine beside plain PyTorch and Opacus.
+"""One round of federated training on the CPU, as a multiple of plain PyTorch without privacy.
 
 20 clients with 250 MNIST-shaped records each, 10 of them a round, 10 local steps at rate 0.1. All
-contenders take turns in one process, so that a busy machine slows all of them alike; what counts is
-the ratio to the plain, non-private loop. Opacus is measured where it is installed.
+contenders take turns in one process (A B C D A B C D ...), so that a busy machine slows all of them
+alike. "udpfl" is a real run: `udpfl.run` with its ledger, messages, metrics and checkpoints. Opacus
+and Flower are measured where they are installed; Flower starts processes of its own, between the
+turns of nobody else.
 
-    python benchmarks/training.py [--rounds 7] [--threads 2] [--out results/training-cpu.json]
+    python benchmarks/training.py [--rounds 15] [--settings default tuned] [--no-flower]
+
+Writes results/training-cpu.json, .md and .png.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
-import json
-import platform
 import statistics
-import time
+import tempfile
 import warnings
-from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
-from torch import nn
+from contenders import FEDERATION, PLAIN, Round, guests
+from figures import training_figure
+from machine import RESULTS, SETTINGS, described, in_child, installed, write
+from tables import training_table
+from workload import TOY, Stopwatch, Used, Workload, so_far
 
-from udpfl import Gaussian
-from udpfl.engine import Entropy, LaneModel, Lanes, MechanismNoiser, NormClipper, train_round
-from udpfl.engine.limits import choose_limits
-from udpfl.models import build
+import udpfl
 
-CLIENTS, PICKED, RECORDS, STEPS, RATE, LEARNING_RATE = 20, 10, 250, 10, 0.1, 0.5
-STD = 1.0
-
-
-def data() -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(CLIENTS * RECORDS, 1, 28, 28, generator=generator)
-    y = torch.randint(0, 10, (CLIENTS * RECORDS,), generator=generator)
-    return x, y
+HERE = Path(__file__).parent
+FLOWER = "Flower simulation + Opacus hooks"
 
 
-def averaged(models: list[nn.Module], into: nn.Module) -> None:
-    with torch.no_grad():
-        for name, p in into.named_parameters():
-            p.copy_(torch.stack([dict(m.named_parameters())[name] for m in models]).mean(0))
+class Turns:
+    """Lets every guest train one round, and notes what each took."""
 
+    def __init__(self, rounds: dict[str, Round]) -> None:
+        self.used: dict[str, list[Used]] = {name: [] for name in rounds}
+        self._rounds = rounds
 
-def plain(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Callable[[], None]:
-    """FedAvg as everybody writes it, without any privacy."""
-    server = copy.deepcopy(model)
-
-    def round_() -> None:
-        done = []
-        for client in range(PICKED):
-            own = copy.deepcopy(server)
-            optimizer = torch.optim.SGD(own.parameters(), lr=LEARNING_RATE)
-            first = client * RECORDS
-            for _ in range(STEPS):
-                chosen = first + torch.nonzero(torch.rand(RECORDS) < RATE).flatten()
-                optimizer.zero_grad()
-                F.cross_entropy(own(x[chosen]), y[chosen]).backward()
-                optimizer.step()
-            done.append(own)
-        averaged(done, server)
-
-    return round_
-
-
-def opacus(
-    mode: str, model: nn.Module, x: torch.Tensor, y: torch.Tensor
-) -> Callable[[], None] | None:
-    """The same loop around Opacus, made private once per client."""
-    try:
-        from opacus import PrivacyEngine
-        from torch.utils.data import DataLoader, TensorDataset
-    except ImportError:
-        return None
-    server = copy.deepcopy(model)
-    sites = []
-    for client in range(PICKED):
-        part = slice(client * RECORDS, (client + 1) * RECORDS)
-        own = copy.deepcopy(server)
-        loader = DataLoader(TensorDataset(x[part], y[part]), batch_size=int(RATE * RECORDS))
-        made = PrivacyEngine().make_private(
-            module=own,
-            optimizer=torch.optim.SGD(own.parameters(), lr=LEARNING_RATE),
-            data_loader=loader,
-            noise_multiplier=STD,
-            max_grad_norm=1.0,
-            grad_sample_mode=mode,
-            **({"criterion": nn.CrossEntropyLoss()} if mode == "ghost" else {}),
-        )
-        private, optimizer, *rest, sampled = made
-        sites.append((own, private, optimizer, rest[0] if rest else nn.CrossEntropyLoss(), sampled))
-
-    def round_() -> None:
-        for own, private, optimizer, criterion, loader in sites:
-            own.load_state_dict(server.state_dict())
-            private.train()
-            taken = 0
-            while taken < STEPS:
-                for inputs, targets in loader:
-                    if taken == STEPS:
-                        break
-                    optimizer.zero_grad()
-                    criterion(private(inputs), targets).backward()
-                    optimizer.step()
-                    taken += 1
-        averaged([site[0] for site in sites], server)
-
-    return round_
-
-
-def ours(stacking: str, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Callable[[], None]:
-    lane_model = LaneModel(model, lambda o, t: F.cross_entropy(o, t, reduction="none"))
-    parameters = lane_model.initial()
-    per_sample = lane_model.check(parameters, x[:3], y[:3])
-    limits = choose_limits(
-        stacking,
-        lanes=PICKED,
-        dimension=parameters.numel(),
-        bytes_per_sample=per_sample,
-        memory=2 << 30,
-        chunk=None,
-        device=torch.device("cpu"),
-    )
-    records = torch.arange(CLIENTS * RECORDS).split(RECORDS)[:PICKED]
-    lanes = Lanes(
-        runs=("benchmark",) * PICKED,
-        clients=tuple(str(i) for i in range(PICKED)),
-        records=records,
-        rates=(RATE,) * PICKED,
-        denominators=torch.full((PICKED,), RATE * RECORDS),
-        learning_rates=torch.full((PICKED,), LEARNING_RATE),
-        steps=(STEPS,) * PICKED,
-        clipper=NormClipper("l2", [1.0] * PICKED),
-        noiser=MechanismNoiser([Gaussian(STD)] * PICKED),
-    )
-    server = [parameters]
-
-    def round_() -> None:
-        start = server[0].expand(PICKED, -1)
-        server[0] = train_round(
-            lane_model, x, y, start, lanes, 1, Entropy(), limits
-        ).parameters.mean(0)
-
-    return round_
-
-
-def measure(name: str, rounds: int) -> dict[str, float]:
-    x, y = data()
-    model = build(name, (1, 28, 28), 10, seed=0)
-    contenders: dict[str, Callable[[], None] | None] = {
-        "plain (not private)": plain(model, x, y),
-        "udpfl": ours("auto", model, x, y),
-        "udpfl stacked": ours("stacked", model, x, y),
-        "udpfl one by one": ours("single", model, x, y),
-    }
-    for mode in ("hooks", "ew", "ghost"):
-        contenders[f"opacus {mode}"] = opacus(mode, model, x, y)
-    running = {key: round_ for key, round_ in contenders.items() if round_ is not None}
-    times: dict[str, list[float]] = {key: [] for key in running}
-    for turn in range(rounds + 1):  # the first turn warms up
-        for key, round_ in running.items():
-            began = time.perf_counter()
+    def __call__(self) -> None:
+        for name, round_ in self._rounds.items():
+            before = so_far()
             round_()
-            if turn:
-                times[key].append(time.perf_counter() - began)
-    return {key: statistics.median(seconds) for key, seconds in times.items()}
+            self.used[name].append(so_far() - before)
+
+
+def measure(workload: Workload, rounds: int) -> dict[str, list[Used]]:
+    """What each round took, by contender, after a turn to warm up.
+
+    The federation is the host: after each of its rounds everybody else has a turn.
+    """
+    turns = Turns(guests(workload))
+    watch = Stopwatch(turns)
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = workload.federation(rounds + 2, Path(folder) / "run")
+        udpfl.run(**arguments, observers=[watch])
+    # The first turn warms up; the host's last round evaluates, so the last turn has no host.
+    found = {name: used[1:-1] for name, used in turns.used.items()}
+    return {PLAIN: found.pop(PLAIN), FEDERATION: watch.rounds(), **found}
+
+
+def summary(used: dict[str, list[Used]]) -> dict[str, dict[str, Any]]:
+    """Median and least seconds of every contender, and both as multiples of the plain loop's."""
+    return {
+        name: {
+            **compared([each.seconds for each in own], [each.seconds for each in used[PLAIN]]),
+            "cpu_seconds": statistics.median(each.cpu_seconds for each in own),
+            "page_faults": statistics.median(each.page_faults for each in own),
+        }
+        for name, own in used.items()
+    }
+
+
+def compared(seconds: list[float], plain: list[float]) -> dict[str, Any]:
+    """Rounds beside the plain loop's rounds."""
+    median, least = statistics.median(seconds), min(seconds)
+    return {
+        "median": median,
+        "min": least,
+        "median_ratio": median / statistics.median(plain),
+        "min_ratio": least / min(plain),
+        "seconds": seconds,
+    }
+
+
+def child(options: argparse.Namespace) -> dict[str, Any]:
+    """One setting, in this process: all models."""
+    torch.set_num_threads(options.threads)
+    warnings.filterwarnings("ignore")
+    found = {}
+    for name in options.models:
+        workload = replace(options.workload, model=name)
+        found[name] = summary(measure(workload, options.rounds))
+    return found
+
+
+def with_flower(found: dict[str, Any], options: argparse.Namespace, setting: str) -> dict[str, Any]:
+    """Flower's rounds beside those of the same setting; its start-up apart."""
+    for name in options.models:
+        arguments = ["--model", name, *_repeated(options)]
+        answer = in_child(HERE / "flower_simulation.py", arguments, setting)
+        found[name][FLOWER] = {
+            **compared(answer["seconds"], found[name][PLAIN]["seconds"]),
+            "start_up": answer["start_up"],
+        }
+    return found
+
+
+def _repeated(options: argparse.Namespace) -> list[str]:
+    return ["--rounds", str(options.rounds), *(["--quick"] if options.quick else [])]
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=15, help="rounds that count, of each")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--models", nargs="+", default=["cnn-small", "cnn"])
+    parser.add_argument(
+        "--settings", nargs="+", default=["default", "tuned"], choices=list(SETTINGS)
+    )
+    parser.add_argument("--no-flower", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="a toy, to see that it works")
+    parser.add_argument("--out", type=Path, default=RESULTS / "training-cpu.json")
+    parser.add_argument("--answer", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.workload = TOY if options.quick else Workload()
+    return options
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--models", nargs="+", default=["cnn-small", "cnn"])
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    warnings.filterwarnings("ignore")
-    results = {name: measure(name, options.rounds) for name in options.models}
-    for name, seconds in results.items():
-        base = seconds["plain (not private)"]
-        print(f"{name}: ratio of the median round to the plain loop ({base:.3f} s)")
-        for key, value in seconds.items():
-            print(f"  {key:22} {value / base:6.2f}")
-    if options.out:
-        report = {
-            "workload": f"{PICKED} of {CLIENTS} clients, {RECORDS} records, {STEPS} steps, "
-            f"rate {RATE}, {options.rounds} rounds, {options.threads} threads",
-            "torch": torch.__version__,
-            "machine": platform.machine(),
-            "median_seconds_per_round": results,
-        }
-        options.out.write_text(json.dumps(report, indent=2) + "\n")
+    options = parsed()
+    if options.answer:
+        write(options.answer, child(options))
+        return
+    report: dict[str, Any] = {
+        "machine": described(options.threads),
+        "workload": {**asdict(options.workload), "model": options.models},
+        "rounds": options.rounds,
+        "quick": options.quick,
+        "settings": {},
+    }
+    same = [*_repeated(options), "--threads", str(options.threads), "--models", *options.models]
+    for setting in options.settings:
+        found = in_child(Path(__file__), same, setting)
+        if not options.no_flower and installed("ray"):
+            found = with_flower(found, options, setting)
+        report["settings"][setting] = {"environment": SETTINGS[setting], "models": found}
+    write(options.out, report)
+    table = training_table(report)
+    options.out.with_suffix(".md").write_text(table)
+    training_figure(report, options.out.with_suffix(".png"))
+    print(table)
 
 
 if __name__ == "__main__":

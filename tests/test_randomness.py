@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from udpfl.engine import Entropy, Key, Keyed
+from udpfl.engine import Entropy, Key, Keyed, randomness
 from udpfl.engine.randomness import poisson_indices
 
 STREAMS = [Entropy(), Keyed(11)]
@@ -20,6 +20,15 @@ def words(stream, keys, size):
     return stream.fill(torch.empty(len(keys), size, dtype=torch.int64), keys).numpy()
 
 
+@pytest.fixture(params=[True, False], ids=["aes", "philox"])
+def generator(request, monkeypatch):
+    """With the cipher, and as on a machine that has none."""
+    if request.param:
+        pytest.importorskip("cryptography")
+    monkeypatch.setattr(randomness, "CRYPTOGRAPHIC", request.param)
+
+
+@pytest.mark.usefixtures("generator")
 @pytest.mark.parametrize("stream", STREAMS, ids=["entropy", "keyed"])
 class TestBoth:
     def test_every_bit_is_fair_and_bits_are_independent(self, stream):
@@ -85,6 +94,27 @@ def test_only_the_keyed_stream_can_be_replayed():
     assert not Keyed.private
 
 
+def test_the_cipher_is_aes_256_in_counter_mode():
+    """Blocks 0 and 1 under the key of zeros, from the AES known-answer tests of NIST."""
+    pytest.importorskip("cryptography")
+    buffer = bytearray(48)
+    randomness._key_stream(memoryview(buffer), bytes(32))
+    assert bytes(buffer[:16]).hex() == "dc95c078a2408989ad48a21492842087"
+    second = bytes(buffer[16:32])
+    assert second != bytes(buffer[:16])
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+    block = Cipher(algorithms.AES(bytes(32)), modes.ECB()).encryptor()
+    assert block.update((1).to_bytes(16, "big")) == second
+
+
+def test_long_rows_never_repeat_a_piece():
+    """The key stream is made piece by piece: the counter must go on from one to the next."""
+    row = words(Keyed(3), [KEY], 200_000)[0]
+    assert len(np.unique(row)) == len(row)
+
+
+@pytest.mark.usefixtures("generator")
 def test_a_longer_buffer_starts_with_the_shorter_one():
     short, long = words(Keyed(1), [KEY], 10), words(Keyed(1), [KEY], 1000)
     assert np.array_equal(long[0, :10], short[0])

@@ -1,0 +1,315 @@
+"""The pages, the site made of them, the tutorial and the examples: no dead link, nothing stale."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import tomllib
+from html.parser import HTMLParser
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+import typer.main
+
+import udpfl
+from udpfl.cli.app import app
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = ROOT / "examples"
+TUTORIAL = ROOT / "docs" / "tutorial.ipynb"
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md"), *EXAMPLES.glob("**/*.md")]
+)  # fmt: skip
+site_tools = pytest.mark.skipif(find_spec("mkdocs") is None, reason="the docs extra is missing")
+
+
+# Links, as a forge shows the pages
+
+
+def prose(text: str) -> str:
+    """Markdown without its blocks and spans of code, where brackets are not links."""
+    return re.sub(r"`[^`\n]+`", "code", re.sub(r"^(`{3,}).*?^\1", "", text, flags=re.M | re.S))
+
+
+def anchors(text: str) -> set[str]:
+    """What the headings of a page can be linked by."""
+    found: set[str] = set()
+    for heading in re.findall(r"^#{1,6} (.+)$", re.sub(r"(?ms)^```.*?^```", "", text), re.M):
+        slug = re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+        found.add(slug if slug not in found else f"{slug}-1")
+    return found
+
+
+def dead_links(page: Path) -> list[str]:
+    dead = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page.read_text())):
+        link = urlsplit(target)
+        if link.scheme:
+            continue
+        path = page.parent / unquote(link.path) if link.path else page
+        if not path.exists() or (
+            link.fragment
+            and path.suffix == ".md"
+            and link.fragment not in anchors(path.read_text())
+        ):
+            dead.append(target)
+    return dead
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    assert dead_links(page) == []
+
+
+def test_the_readme_leads_to_every_page():
+    text = (ROOT / "README.md").read_text()
+    for page in (ROOT / "docs").glob("*.md"):
+        assert page.name == "index.md" or f"(docs/{page.name}" in text, page.name
+
+
+def test_dead_links_are_found(tmp_path):
+    (tmp_path / "b.md").write_text("# One heading, with ε\n")
+    (tmp_path / "a.md").write_text(
+        "# A\n[1](b.md) [2](b.md#one-heading-with-ε) [3](#a) `[4](no.md)`\n```\n[5](no.md)\n```\n"
+        "[x](no.md) [y](b.md#none) [z](#b) ![p](no.png) [w](https://example.org/no)\n"
+    )
+    assert dead_links(tmp_path / "a.md") == ["no.md", "b.md#none", "#b", "no.png"]
+
+
+# The site
+
+
+class Links(HTMLParser):
+    """The ids of a page, where it leads, and what a browser fetches to show it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.links: list[str] = []
+        self.fetched: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        found = dict(attributes)
+        self.ids |= {found[name] for name in ("id", "name") if found.get(name)}
+        address = found.get("href") or found.get("src")
+        if address:
+            self.links.append(address)
+            follows = tag == "a" or found.get("rel") in ("canonical", "next", "prev")
+            if not follows:
+                self.fetched.append(address)
+
+
+def build(folder: Path, into: Path) -> subprocess.CompletedProcess[str]:
+    # Not --quiet: warnings that are not shown do not count as such.
+    return subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", into],
+        cwd=folder, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("site") / "site"
+    done = build(ROOT, folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@site_tools
+def test_the_site_has_no_dead_link_and_fetches_nothing_from_elsewhere(site):
+    pages = {path: Links(path.read_text()) for path in site.rglob("*.html")}
+    assert len(pages) >= 10
+    for path, page in pages.items():
+        elsewhere = [a for a in page.fetched if urlsplit(a).netloc]
+        assert elsewhere == [], path.name
+        for address in page.links:
+            link = urlsplit(address)
+            if link.scheme or link.netloc or path.name == "404.html":
+                continue
+            target = (path.parent / unquote(link.path)).resolve() if link.path else path
+            target = target / "index.html" if target.is_dir() else target
+            assert target.is_file(), f"{path.name}: {address}"
+            if link.fragment and target in pages:
+                known = pages[target].ids | {"__search", "__toc", "__skip"}
+                assert unquote(link.fragment) in known, f"{path.name}: {address}"
+    for sheet in site.rglob("*.css"):
+        assert not re.search(r"(url\(|@import\s*)['\"]?(https?:)?//", sheet.read_text()), sheet.name
+
+
+def verbs(command=None, path=()) -> dict[str, object]:
+    """Every verb of the command by the words that call it."""
+    command = command or typer.main.get_command(app)
+    if not hasattr(command, "commands"):
+        return {" ".join(path): command}
+    inner = command.commands.items()
+    return {k: v for name, each in inner for k, v in verbs(each, (*path, name)).items()}
+
+
+def test_the_page_about_the_command_line_lists_every_verb():
+    page = (ROOT / "docs" / "cli.md").read_text()
+    listed = set()
+    for row in re.findall(r"^\| (`udpfl .+?) \|", page, re.M):
+        first, *others = re.findall(r"`(?:udpfl )?([a-z ]+)`", row)
+        listed |= {first, *(f"{first.rpartition(' ')[0]} {other}" for other in others)}
+    assert listed == verbs().keys()
+
+
+@site_tools
+def test_the_site_explains_every_verb_and_option(site):
+    text = html.unescape(re.sub(r"<[^>]+>", "", (site / "cli.html").read_text()))
+    sections = dict(
+        re.findall(r"^udpfl ([a-z ]+)¶$(.*?)(?=^udpfl [a-z ]+¶$|\Z)", text, re.M | re.S)
+    )
+    assert sections.keys() == verbs().keys()
+    for name, command in verbs().items():
+        assert " ".join(command.help.partition("\n\n")[0].split()) in sections[name]
+        for parameter in command.params:
+            said = parameter.help.replace("`", "")  # which the page shows as code
+            assert said in sections[name], f"{name} {parameter.name}"
+            assert not parameter.opts[0].startswith("-") or parameter.opts[0] in sections[name]
+
+
+@site_tools
+def test_the_site_shows_the_tutorial_and_the_examples(site):
+    tutorial = (site / "tutorial.html").read_text()
+    assert "A budget over several runs" in tutorial
+    assert re.search(r'<img alt="[^"]+" src="images/tutorial-1.png"', tutorial)
+    assert (site / "images" / "tutorial-1.png").read_bytes().startswith(b"\x89PNG")
+    assert (site / "repository" / "examples" / "own_mechanism.py.html").is_file()
+    assert not list(site.rglob("*.py"))
+
+
+@site_tools
+def test_a_dead_link_ends_the_build(tmp_path):
+    for name in ("docs", "examples"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("runs"))
+    for name in ("mkdocs.yml", "CHANGELOG.md"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    page = tmp_path / "docs" / "sharp-edges.md"
+    page.write_text(page.read_text() + "\n[a](running.md#nowhere) [b](nowhere.md)\n")
+    done = build(tmp_path, tmp_path / "site")
+    assert done.returncode == 1
+    assert "#nowhere" in done.stdout + done.stderr
+    assert "nowhere.md" in done.stdout + done.stderr
+
+
+# The tutorial
+
+
+def test_the_stored_tutorial_is_a_whole_and_clean_run():
+    assert TUTORIAL.stat().st_size < 300_000
+    cells = [c for c in json.loads(TUTORIAL.read_text())["cells"] if c["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert not [output for output in outputs if output["output_type"] == "error"]
+    pictures = [output for output in outputs if "image/png" in output.get("data", {})]
+    assert len(pictures) == 1
+    said = "".join("".join(output.get("text", "")) for output in outputs)
+    assert "kind: guarantee" in said
+    assert not re.search(r"/(tmp|home|root|work|Users|opt|usr)/", said)
+
+
+@pytest.mark.skipif(find_spec("nbclient") is None, reason="the docs extra is missing")
+def test_the_tutorial_runs(tmp_path):
+    shutil.copy(TUTORIAL, tmp_path)
+    code = (
+        "import nbclient, nbformat\n"
+        "book = nbformat.read('tutorial.ipynb', 4)\n"
+        "nbclient.NotebookClient(book, timeout=300, kernel_name='python3').execute()\n"
+        "said = [o.get('text', '') for c in book.cells for o in c.get('outputs', ())]\n"
+        "print(''.join(said))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path,
+        env={**os.environ, "UDPFL_TUTORIAL_ROUNDS": "2", "JUPYTER_PLATFORM_DIRS": "1"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "after 2 rounds" in done.stdout
+    assert "problems found in the ledger: []" in done.stdout
+    ranking = re.search(r"a single number \[(.*)\]", done.stdout)[1]
+    assert ranking.index("gaussian") > ranking.index("laplace")
+    # Two runs of epsilon 1 together cost more than one and less than two, as the text says.
+    (second,) = re.findall(r"second run, .*?ε = ([\d.]+)", done.stdout)
+    assert 1 < float(second) < 1.5
+    assert not list(tmp_path.glob("runs"))
+
+
+# The examples
+
+
+def documented() -> dict[str, str]:
+    """The command for each example, by what one has."""
+    return dict(re.findall(r"^\| (.+?) \| `(.+?)` \|", (EXAMPLES / "README.md").read_text(), re.M))
+
+
+def test_both_lists_of_examples_are_complete_and_the_same():
+    page = (ROOT / "docs" / "examples.md").read_text()
+    assert dict(re.findall(r"^\| (.+?) \| `(.+?)` \|", page, re.M)) == documented()
+    commands = " ".join(documented().values())
+    for path in EXAMPLES.iterdir():
+        if path.name not in ("README.md", "__pycache__", "runs"):
+            assert f"examples/{path.name}" in commands, path.name
+    for named in re.findall(r"examples/\S+", commands):
+        assert (ROOT / named).exists(), named
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    """An empty folder to run an example in, as `python examples/NAME.py` would find its modules."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(EXAMPLES)
+    return tmp_path
+
+
+def test_own_mechanism(here, capsys):
+    runpy.run_path(str(EXAMPLES / "own_mechanism.py"), run_name="__main__")
+    said = capsys.readouterr().out
+    found = re.findall(r"(\w+) +standard deviation ([\d.]+)", said)
+    noise = {name: float(std) for name, std in found}
+    # Its tails lie between the two, and so does what it costs.
+    assert noise["gaussian"] < noise["secant"] < noise["laplace"]
+    (folder,) = (here / "runs").iterdir()
+    clients = json.loads((folder / "participants.json").read_text())
+    assert "own_mechanism:Secant" in json.dumps(clients)
+    assert re.search(r"every client: \(ε = (4|3\.9\d*), δ = 1e-05\)-DP", said)
+
+
+def test_shared_budget(here, capsys):
+    runpy.run_path(str(EXAMPLES / "shared_budget.py"), run_name="__main__")
+    rows = re.findall(r"rounds (\d+), .* in all \(ε = ([\d.]+)", capsys.readouterr().out)
+    rounds, spent = [int(r) for r, _ in rows], [float(e) for _, e in rows]
+    assert rounds[:2] == [10, 10]
+    assert rounds[2] < 10
+    assert spent[0] <= 1 < spent[1] <= spent[2] <= 1.5
+
+
+def test_the_package_of_plugins(here, monkeypatch):
+    plugin = EXAMPLES / "plugin"
+    offered = tomllib.loads((plugin / "pyproject.toml").read_text())["project"]["entry-points"]
+    info = here / "site" / "udpfl_example-0.1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: udpfl-example\nVersion: 0.1.0\n")
+    (info / "entry_points.txt").write_text(
+        "".join(
+            f"[{group}]\n" + "".join(f"{name} = {place}\n" for name, place in points.items())
+            for group, points in offered.items()
+        )
+    )
+    for folder in (plugin, here / "site"):
+        monkeypatch.syspath_prepend(folder)
+    result = udpfl.run(EXAMPLES / "plugin.toml", training={"rounds": 2}, out="run")
+    assert result.privacy.kind == "guarantee"
+    assert result.config.training.algorithm == "fedprox-example"
+    readme = re.findall(r"```toml\n(.*?)```", (plugin / "README.md").read_text(), re.DOTALL)
+    assert tomllib.loads(readme[0]) == tomllib.loads((EXAMPLES / "plugin.toml").read_text())
