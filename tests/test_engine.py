@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import logging
 import math
@@ -770,3 +771,115 @@ def test_random_layers_draw_from_the_stream():
     assert not torch.equal(mask(Keyed(1), 0), mask(Keyed(1), 1))
     assert not torch.equal(mask(Entropy(), 0), mask(Entropy(), 0))
     assert torch.equal(torch.get_rng_state(), outside)
+
+
+def projected(model, x, scale):
+    """Targets that make one sample's positions cancel in the weight gradient, to rounding."""
+    double = copy.deepcopy(model).double()
+    out = double(x.double())
+    weight = next(double.parameters())
+    rows = [
+        torch.autograd.grad(out.flatten()[i], weight, retain_graph=True)[0].flatten()
+        for i in range(out.numel())
+    ]
+    jacobian = torch.stack(rows)
+    wanted = torch.randn(out.numel(), dtype=torch.float64)
+    fitted = torch.linalg.lstsq(jacobian, wanted.unsqueeze(1)).solution.squeeze(1)
+    return ((wanted - jacobian @ fitted) * scale).view_as(out).float()
+
+
+def dot(outputs, targets):
+    return (outputs.flatten(1) * targets.flatten(1)).sum(1)
+
+
+def clipped_alone(model, x, t, norm="l2", bound=1.0):
+    lane_model = LaneModel(model, dot)
+    real = torch.ones(1, len(x), dtype=torch.bool)
+    gradients = lane_model.gradients(
+        lane_model.initial().unsqueeze(0), x.unsqueeze(0), t.unsqueeze(0), real
+    )
+    return NormClipper(norm, [bound]).clipped_sum(gradients).sum[0].double()
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2"])
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (nn.Conv2d(3, 4, 3, padding=1, bias=False), (3, 12, 12)),
+        (nn.Conv1d(3, 4, 3, bias=False), (3, 50)),
+        (nn.Linear(6, 4, bias=False), (80, 6)),
+    ],
+    ids=["conv2d", "conv1d", "linear"],
+)
+def test_a_record_that_is_not_finite_does_not_loosen_the_bound_of_others(model, shape, norm):
+    """What was measured is summed: not another float32 product that cancels differently."""
+    torch.manual_seed(1)
+    for scale in (1e6, 3e7):
+        x = torch.randn(1, *shape)
+        t = projected(model, x, scale)
+        both = torch.cat([x, torch.full_like(x, math.nan)]), torch.cat([t, t])
+        size = clipped_alone(model, *both, norm).norm(p=int(norm[1]))
+        assert 0.99 < size <= 1
+
+
+@pytest.mark.parametrize("positions", [2, 3])
+@pytest.mark.parametrize("kind", ["conv", "linear"])
+def test_rounding_of_the_others_does_not_show_where_positions_cancel(kind, positions):
+    torch.manual_seed(2)
+    n, inputs, outputs = 512, 64, 96
+    signs = torch.tensor([1.0, -1.0] if positions == 2 else [1.0, 1.0, -2.0])
+    x = torch.randn(n, 1, inputs).expand(n, positions, inputs).clone()
+    t = torch.randn(n, 1, outputs) * 1e9 * signs.view(1, -1, 1)
+    x[0], t[0] = torch.randn(positions, inputs), torch.randn(positions, outputs)
+    model = nn.Linear(inputs, outputs, bias=False)
+    if kind == "conv":
+        model = nn.Conv1d(inputs, outputs, 1, bias=False)
+        x, t = x.transpose(1, 2).contiguous(), t.transpose(1, 2).contiguous()
+    moved = clipped_alone(model, x, t) - clipped_alone(model, x[1:], t[1:])
+    assert 0.99 < moved.norm() <= 1
+
+
+def test_norms_of_inputs_with_gaps_in_memory_are_not_too_small():
+    class Last(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(2048, 10, bias=False)
+
+        def forward(self, x):
+            return self.layer(x[:, :, -1])
+
+    x = torch.full((1, 2048, 5), 2**-12.01)  # each square is lost beside one
+    x[:, 0] = 1.0
+    t = torch.zeros(1, 10)
+    t[:, 0] = 7.0
+    assert clipped_alone(Last(), x, t).norm() <= 1 - 3e-5
+
+
+def test_numbers_too_small_for_full_precision_do_not_break_a_bound():
+    model = nn.Linear(784, 10, bias=False)
+    for bound in (1e-6, 1e-3):
+        for times in (1, 7, 33):
+            x, t = torch.full((1, 784), 3e38), torch.full((1, 10), times * 1.4e-45)
+            for norm in ("l1", "l2"):
+                assert clipped_alone(model, x, t, norm, bound).norm(p=int(norm[1])) <= bound
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "laplace"])
+def test_noise_does_not_betray_the_sum_by_the_lattice_it_lies_on(kind):
+    """Made in float32, exp(-size) * 2^24 would be a whole number for every second draw."""
+    n = 100_000
+    sums = torch.zeros(1, n)
+    mechanism = Gaussian(1.0) if kind == "gaussian" else Laplace(1.0)
+    keys = [Key("run", "client", 1, 1)]
+    noise = MechanismNoiser([mechanism]).add(sums, Entropy(), keys)[0]
+    assert noise.dtype == torch.float32
+    if kind == "laplace":
+        size = noise.double().abs()
+    else:  # pairs are made within the blocks that are drawn at once
+        first = noise.double()[:65_536]
+        size = (first[:32_768].square() + first[32_768:].square()) / 2
+    small = size[size < 0.05]
+    assert len(small) > 1000
+    steps = torch.exp(-small) * 2**24
+    off = (steps - steps.round()).abs().mean()
+    assert off > 0.2  # a quarter where nothing shows; 0.01 for noise made in float32

@@ -1205,13 +1205,18 @@ class Prepared(nn.Module):
 
 class Mixing(Prepared):
     def precompute(self, x):
-        return super().precompute(x - x.mean(0))
+        return super().precompute(torch.cumsum(x, 0))
 
 
 class Remembering(Prepared):
     def precompute(self, x):
-        self.shift += x.mean(0).abs() * 1e-7
+        self.shift += x.abs().mean() * 1e-3
         return super().precompute(x)
+
+
+class Random(Prepared):
+    def precompute(self, x):
+        return super().precompute(x + torch.randn(4))
 
 
 def test_fixed_features_are_computed_once_and_train_the_same_model(federate):
@@ -1223,15 +1228,21 @@ def test_fixed_features_are_computed_once_and_train_the_same_model(federate):
     nn.init.zeros_(plain.bias)
     training = {"sampling_rate": 1.0, "local_steps": 3}
     once = federate("none", training, given=(x, y), net=Prepared())
-    # Every record once, four more to see that none depends on another, for each of the splits.
-    assert Prepared.seen == len(x) + 2 * 4
+    assert Prepared.seen == 2 * (1 + 1 + 1)  # traced for two splits: before, all at once, after
     direct = federate("none", training, given=(features, y), net=plain)
     assert torch.allclose(once.model.layer.weight, direct.model.weight, atol=1e-6)
     assert set(load_file(once.folder / "model.safetensors")) == {"layer.weight", "layer.bias"}
     assert once.model(torch.from_numpy(x[:2])).shape == (2, 3)  # the plain model takes plain inputs
 
 
-@pytest.mark.parametrize(("kind", "words"), [(Mixing, "mixes records"), (Remembering, "a buffer")])
-def test_features_that_depend_on_other_records_are_refused(federate, kind, words):
-    with pytest.raises(Unsupported, match=words):
+def test_features_see_one_record_at_a_time(federate):
+    """What mixes the records of a batch has nothing to mix."""
+    once = federate("none", {"sampling_rate": 1.0}, given=blobs(), net=Prepared())
+    mixing = federate("none", {"sampling_rate": 1.0}, given=blobs(), net=Mixing())
+    assert torch.equal(once.model.layer.weight, mixing.model.layer.weight)
+
+
+@pytest.mark.parametrize("kind", [Remembering, Random])
+def test_features_that_answer_the_same_record_in_two_ways_are_refused(federate, kind):
+    with pytest.raises(Unsupported, match="two answers"):
         federate(given=blobs(), net=kind())

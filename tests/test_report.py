@@ -10,15 +10,19 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from scipy.optimize import brentq
+from scipy.special import ndtr
 
 import udpfl
 from tests.chromium import Chromium, executable
+from udpfl.accounting import Repeated, account
 from udpfl.accounting.statement import shown
 from udpfl.cli import main
 from udpfl.cli.run import Live, show
@@ -26,6 +30,8 @@ from udpfl.data import DataSet
 from udpfl.data.records import Records
 from udpfl.errors import InvalidInput
 from udpfl.federation import simulation
+from udpfl.federation.participants import Participant
+from udpfl.harmonizer.ledger import Ledger
 from udpfl.report import read_run, run_page, write_report
 from udpfl.report.charts import run_charts
 from udpfl.report.comparison import comparison_charts
@@ -37,6 +43,7 @@ HOSTILE = (
     '"><img src=x onerror="window.hacked=1">',
     "<!-- <script>",
 )
+EXAMPLES = Path(__file__).parents[1] / "examples"
 LABELS = ("<b>cat</b>", "dog & co", "</td></table>$x_1$")
 
 
@@ -61,15 +68,16 @@ def regression() -> DataSet:
                    )  # fmt: skip
 
 
-def train(folder: Path, data: DataSet, rounds: int = 4, **sections: object) -> udpfl.Run:
+def train(
+    folder: Path, data: DataSet, rounds: int = 4, evaluate_every: int = 1, **sections: object
+) -> udpfl.Run:
     threads = torch.get_num_threads()
     by = {"partition": "column", "by": "site"} if data.columns else {}
     base = {"out": str(folder), "threads": 1, "model": {"name": "logistic"},
             "data": {"clients": 3, "declared_sizes": 40, **by}}  # fmt: skip
     try:
-        return udpfl.run(
-            base, data=data, training={"rounds": rounds, "learning_rate": 0.5}, **sections
-        )
+        training = {"rounds": rounds, "learning_rate": 0.5, "evaluate_every": evaluate_every}
+        return udpfl.run(base, data=data, training=training, **sections)
     finally:
         torch.set_num_threads(threads)
 
@@ -105,11 +113,37 @@ def command(capsys, *arguments: object) -> tuple[int, str, str]:
     return int(stop.value.code or 0), out, err
 
 
+def record_of(folder: Path, name: str) -> list[dict]:
+    return json.loads((folder / name).read_text())
+
+
 def copied(run: udpfl.Run, target: Path, *without: str) -> Path:
     shutil.copytree(run.folder, target)
     for name in without:
         (target / name).unlink()
     return target
+
+
+class Crash:
+    """An observer that ends a run from outside, after a round."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def on_message(self, message: object) -> None: ...
+
+    def on_model(self, round_: int, model: object) -> None: ...
+
+    def on_round(self, row: dict) -> None:
+        if row["round"] == self.after:
+            raise ConnectionAbortedError
+
+
+def crashed(folder: Path, after: int, **sections: object) -> Path:
+    """A run of ten rounds that is evaluated at its end and does not get there."""
+    with pytest.raises(ConnectionAbortedError):
+        train(folder, classification(), 10, 10, observers=[Crash(after)], **sections)
+    return folder
 
 
 def visible(page: str) -> str:
@@ -190,6 +224,66 @@ def test_odds_are_what_bayes_rule_gives(runs):
         lowest = prior * (1 - truth) / (prior * (1 - truth) + (1 - prior) * truth)
         said = float(belief.at_least.removesuffix(" %")) / 100
         assert lowest - 1.1e-4 <= said <= lowest
+
+
+def gaussian_delta(mean: float, epsilon: float) -> float:
+    """Smallest delta for N(0, 1) against N(mean, 1): Balle and Wang 2018, theorem 8."""
+    high, low = mean / 2 - epsilon / mean, -mean / 2 - epsilon / mean
+    return float(ndtr(high) - math.exp(epsilon) * ndtr(low))
+
+
+@pytest.mark.parametrize(("epsilon", "times"), [(0.5, 28.57), (2, 10.55), (8, 3.61)])
+def test_delta_is_the_chance_of_the_truth_and_not_of_a_larger_loss(runs, epsilon, times):
+    delta = 1e-5
+    mean = brentq(lambda m: gaussian_delta(m, epsilon) - delta, 0.01, 10, xtol=1e-14)
+    # The log-likelihood ratio is N(mean²/2, mean²): the odds change by more than e^epsilon with
+    # several times the probability delta, in a mechanism that is exactly (epsilon, delta)-private.
+    beyond = ndtr(mean / 2 - epsilon / mean)
+    assert beyond / delta == pytest.approx(times, abs=0.01)
+    # What the page says instead holds: the truth with probability delta, else a randomised answer,
+    # is the better experiment at every threshold, so the noise can be simulated from it.
+    for threshold in np.linspace(0, 3 * epsilon, 61):
+        gap = max(0.0, math.exp(epsilon) - math.exp(threshold)) / (1 + math.exp(epsilon))
+        assert gaussian_delta(mean, threshold) <= delta + (1 - delta) * gap + 1e-12
+
+    run = read_run(runs["private"].folder)
+    privacy = {**run.summary["privacy"], "epsilon": epsilon, "delta": delta}
+    page = visible(run_page(replace(run, summary={**run.summary, "privacy": privacy})))
+    assert "except with probability" not in page
+    assert (
+        "they learn no more than someone who, with probability δ = 10⁻⁵ (1 in 100,000), is told "
+        "the truth outright, and otherwise gets one randomised answer, by which the odds change by "
+        f"at most a factor of e ε = {factor(epsilon)}."
+    ) in page
+    assert page.count("the odds change") == 1
+    assert (
+        "How sure that one randomised answer can make someone that the record was there; with "
+        "probability δ = 10⁻⁵ they are told instead"
+    ) in page
+    assert "How sure someone can become" not in page
+
+
+def test_without_delta_the_odds_change_by_the_factor_and_no_more(runs):
+    run = read_run(runs["private"].folder)
+    privacy = {**run.summary["privacy"], "epsilon": 1.0, "delta": 0.0}
+    page = visible(run_page(replace(run, summary={**run.summary, "privacy": privacy})))
+    assert (
+        "Whatever they believed before, the odds change by at most a factor of e ε = 2.72." in page
+    )
+    assert "How sure someone can become that the record was there" in page
+    assert "randomised answer" not in page
+    assert "outright" not in page
+
+
+def test_no_text_calls_delta_the_chance_of_a_larger_loss():
+    root = Path(__file__).parents[1]
+    texts = [root / "README.md", *(root / "docs").glob("*.md"), *(root / "docs").glob("*.ipynb")]
+    wrong = r"(?<!not\* mean that the odds change by at most e\^ε )except with probability"
+    for path in texts:
+        said = " ".join(path.read_text().replace('\\n",\n    "', " ").split())
+        assert not re.search(rf"{wrong}|probability with which even|δ[^.]{{0,60}}may fail", said), (
+            path
+        )
 
 
 @pytest.mark.parametrize("epsilon", [0.01, 0.3, 1, 2, 5, 8, 13.8, 14, 50, 800, 246_000])
@@ -367,9 +461,120 @@ def test_an_unfinished_run_has_a_page_that_says_so(runs, tmp_path, left):
     said = visible(run_page(record))
     assert f"Not finished. This page shows the run as far as it got: round {record.rounds}" in said
     assert record.rounds == {"all": 4, "one": 1, "none": 0}[left]
-    spent = runs["private"].metrics[record.rounds - 1]["epsilon"]["max"] if kept else 0.0
-    assert record.statement.epsilon == spent
-    assert f"ε = {shown(spent)} at δ = 10⁻⁵" in said
+    # Whatever the metrics say, four rounds were charged.
+    assert record.statement.epsilon == runs["private"].privacy.epsilon
+    assert f"ε = {shown(record.statement.epsilon)} at δ = 10⁻⁵ for one record" in said
+    assert "so far (what the ledger held when this page was made)" in said
+    assert "holds for every client" not in said
+
+
+@pytest.mark.parametrize("after", [1, 5])
+def test_a_run_stopped_between_evaluations_says_what_it_has_spent(tmp_path, after):
+    folder = crashed(tmp_path / "r", after, privacy={"epsilon": [1, 2, 4]})
+    record = read_run(folder)
+    assert record.measured == []
+    people = [Participant.from_dict(row) for row in record_of(folder, "participants.json")]
+    wanted = [account(Repeated(p.round_event, after), 1e-5).epsilon for p in people]
+    assert [c.statement.epsilon for c in record.clients] == pytest.approx(wanted, rel=1e-9)
+    assert record.statement.epsilon == pytest.approx(max(wanted), rel=1e-9)
+    assert record.statement.epsilon > 0.5
+    write_report([folder, folder], tmp_path / "c.html")
+    for page in (run_page(record), (tmp_path / "c.html").read_text()):
+        said = visible(page)
+        assert f"ε = {shown(max(wanted))} at δ = 10⁻⁵ for one record added or removed, so" in said
+        assert "holds for every client" not in said
+        assert "ε = 0 " not in said
+
+
+@pytest.mark.parametrize("name", ["private", "nominal", "plain", "shared"])
+def test_the_ledger_says_what_the_finished_run_says(runs, tmp_path, name):
+    if name == "shared":
+        privacy = {"ledger": str(tmp_path / "budget.sqlite"), "exhausted": "stop", "epsilon": 1}
+        first = train(tmp_path / "first", classification(), privacy=privacy)
+        run = train(tmp_path / "second", classification(), privacy=privacy)
+        # An earlier run has used the budget up; this one was asked for nothing and states the sum.
+        assert run.stopped
+        assert run.privacy.epsilon == first.privacy.epsilon > 0.9
+    else:
+        run = runs[name]
+    record = read_run(copied(run, tmp_path / "r", "summary.json"))
+    claims = ("epsilon", "delta", "kind", "vector_epsilon", "accountant", "unit", "neighbours")
+    for found, wanted in [
+        (record.statement, run.privacy),
+        *((c.statement, run.clients[c.name]) for c in record.clients if name != "plain"),
+    ]:
+        assert [getattr(found, k) for k in claims] == [getattr(wanted, k) for k in claims]
+
+
+def test_a_crash_on_a_shared_ledger_counts_what_was_spent_before(tmp_path):
+    ledger = tmp_path / "budget.sqlite"
+    wide = {"ledger": str(ledger), "epsilon": 8}
+    first = train(tmp_path / "first", classification(), privacy=wide)
+    second = crashed(tmp_path / "second", 2, privacy={**wide, "epsilon": 1})
+    with Ledger(ledger, read_only=True) as opened:
+        wanted = max(opened.statement(found.id).epsilon for found in opened.accounts())
+    assert read_run(second).statement.epsilon == wanted > first.privacy.epsilon
+    said = visible(run_page(read_run(first.folder)))
+    assert "holds for every client, as of the end of this run" in said  # the ledger has moved on
+
+
+def test_before_any_charge_nothing_is_spent(runs, tmp_path):
+    for name, kind in (("private", "guarantee"), ("nominal", "nominal")):
+        folder = copied(runs[name], tmp_path / name, "summary.json", "ledger.sqlite")
+        (folder / "metrics.jsonl").write_text("")
+        Ledger(folder / "ledger.sqlite").close()
+        record = read_run(folder)
+        assert (record.statement.epsilon, record.statement.vector_epsilon) == (0, 0)
+        assert record.kind == kind
+        assert "holds for every client" not in visible(run_page(record))
+
+
+@pytest.mark.parametrize("trouble", ["missing", "damaged", "older", "no clients"])
+@pytest.mark.parametrize("name", ["private", "nominal"])
+def test_no_number_without_the_ledger(runs, tmp_path, name, trouble):
+    folder = copied(runs[name], tmp_path / "r", "summary.json")
+    ledger = folder / "ledger.sqlite"
+    if trouble == "no clients":
+        (folder / "participants.json").write_text("[]")
+    else:
+        ledger.unlink()
+    if trouble == "damaged":
+        ledger.write_bytes(b"no ledger at all" * 500)
+    if trouble == "older":  # as if an early copy had been put back
+        Ledger(ledger).close()
+    record = read_run(folder)
+    assert record.kind == "none"
+    write_report([folder, folder], tmp_path / "c.html")
+    for page in (run_page(record), (tmp_path / "c.html").read_text()):
+        said = visible(page)
+        assert "No number can be stated: what this run has spent cannot be read from its" in said
+        assert "Not known" in said
+        assert "ε = " not in said
+        assert "Not private" not in said
+        assert "holds for every client" not in said
+    assert "holds 0 of the 12 answers" in said or trouble != "older"
+    assert not {chart.id for chart in run_charts(record)} & {"epsilon", "clients"}
+
+
+def test_a_mechanism_of_ones_own_has_a_report(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(EXAMPLES)
+    privacy = {"mechanism": "own_mechanism:Secant", "accountant": "rdp"}
+    run = train(tmp_path / "r", classification(), rounds=1, privacy=privacy)
+    assert "own_mechanism:Secant (scale " in visible(run.report.read_text())
+    record = read_run(copied(run, tmp_path / "unfinished", "summary.json"))
+    assert record.statement.epsilon == run.privacy.epsilon
+
+
+@pytest.mark.slow
+def test_the_example_with_its_own_mechanism_leaves_a_report(tmp_path):
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "own_mechanism.py"],
+        cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "was not written" not in done.stderr
+    (page,) = tmp_path.glob("runs/*/report.html")
+    assert "own_mechanism:Secant" in visible(page.read_text())
 
 
 # The command
@@ -444,14 +649,18 @@ def test_what_is_no_run_is_refused(capsys, runs, tmp_path):
 
 
 def test_a_report_needs_no_torch(runs, tmp_path):
+    unfinished = copied(runs["nominal"], tmp_path / "r", "summary.json")
     code = f"""
 import sys
+from pathlib import Path
 class Blocked:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in ("torch", "safetensors"):
             raise ImportError(name)
 sys.meta_path.insert(0, Blocked())
 from udpfl.cli import main
+from udpfl.report import read_run
+assert read_run(Path({str(unfinished)!r})).statement.epsilon > 0
 main(["report", {str(runs["private"].folder)!r}, "--out", {str(tmp_path / "r.html")!r}])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -19,6 +19,7 @@ from udpfl.cli import main
 from udpfl.errors import InvalidInput, MissingExtra
 from udpfl.trackers import MLflow, TensorBoard, tracker
 from udpfl.trackers.base import figures
+from udpfl.trackers.mlflow import is_local
 
 # The trackers' own dependencies warn about each other.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -240,6 +241,155 @@ def test_mlflow_is_told_not_to_report_its_usage(monkeypatch):
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "false")
     MLflow()
     assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "false"
+
+
+# What a record says of itself
+
+
+def crashed(make, out, **sections):
+    with pytest.raises(RuntimeError, match="power cut"):
+        train(make(), Stops(), out=out, **sections)
+
+
+def board_says(folder):
+    return text(events(folder / "tensorboard"), "privacy/statement/text_summary")
+
+
+STAMPS = [
+    ({}, "guarantee", "private: vector accounting, a guarantee"),
+    ({"privacy": "none"}, "none", "not private: privacy is turned off"),
+    (
+        {"privacy": {"accounting": "scalar", "mechanism": "laplace"}},
+        "nominal",
+        "nominal: scalar accounting, not a privacy guarantee",
+    ),
+    (
+        {"privacy": {"randomness": "seeded"}},
+        "none",
+        "not private: noise and sampling are seeded",
+    ),
+]
+
+
+@pytest.mark.parametrize(("sections", "kind", "stamp"), STAMPS)
+def test_a_run_that_never_ends_says_what_its_figures_are_worth(
+    tmp_path, client, sections, kind, stamp
+):
+    for make in (MLflow, TensorBoard):
+        crashed(make, tmp_path / make.__name__, **sections)
+    kept = only_run(client)
+    assert kept.info.status == "RUNNING"
+    assert "test/accuracy" in kept.data.metrics
+    assert (kept.data.tags["privacy.kind"], kept.data.tags["privacy"]) == (kind, stamp)
+    assert scalars(tmp_path / "TensorBoard" / "tensorboard")["test/accuracy"]
+    assert board_says(tmp_path / "TensorBoard") == stamp
+
+
+def test_the_stamp_is_there_before_any_figure(tmp_path, client):
+    class Looks(udpfl.Observer):
+        def on_start(self, config, folder):
+            self.seen = only_run(client).data
+
+    looks = Looks()
+    train(MLflow(), looks, out=tmp_path / "r", rounds=1, privacy="none")
+    assert looks.seen.metrics == {}
+    assert looks.seen.tags["privacy.kind"] == "none"
+    assert only_run(client).data.tags["privacy"] == "not private: privacy is turned off"
+
+
+def test_a_resumed_record_ends_with_the_statement(tmp_path, client):
+    for make in (MLflow, TensorBoard):
+        run = crashed_and_resumed(make, tmp_path / make.__name__)
+    tags = only_run(client).data.tags
+    assert tags["privacy.kind"] == "guarantee"
+    assert tags["privacy"] == str(run.privacy) == board_says(tmp_path / "TensorBoard")
+
+
+def test_a_ledger_that_spoils_the_plan_is_believed_at_once(tmp_path, client):
+    """Seeded noise of an earlier run on the same data: nothing can be claimed any more."""
+    ledger = str(tmp_path / "shared.sqlite")
+    train(out=tmp_path / "before", rounds=1, privacy={"ledger": ledger, "randomness": "seeded"})
+    for make in (MLflow, TensorBoard):
+        crashed(make, tmp_path / make.__name__, privacy={"ledger": ledger})
+    tags = only_run(client).data.tags
+    assert tags["privacy.kind"] == "none"
+    for said in (tags["privacy"], board_says(tmp_path / "TensorBoard")):
+        assert said.startswith("not private: by the ledger")
+
+
+# Where private figures may go
+
+
+@pytest.fixture
+def far_away(client, monkeypatch):
+    """A server that is in truth a file here: no test needs a network."""
+    mlflow = MLflow()._mlflow
+    asked = []
+
+    def resolved(tracking_uri):
+        asked.append(tracking_uri)
+        return client
+
+    monkeypatch.setattr(mlflow, "MlflowClient", resolved)
+    return asked
+
+
+def private_figures(client):
+    return {name for name in only_run(client).data.metrics if name.startswith("simulation_only/")}
+
+
+PRIVATE = {"simulation_only/clip_fraction", "simulation_only/signal_to_noise"}
+SERVERS = ("https://tracking.example:5000", "http://127.0.0.1:5000", "databricks")
+
+
+@pytest.mark.parametrize("uri", SERVERS)
+def test_a_server_gets_no_private_figure(tmp_path, client, far_away, monkeypatch, uri):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    train(MLflow(), out=tmp_path / "r", rounds=2, training={"evaluate_every": 2})
+    assert far_away == [uri]
+    assert private_figures(client) == set()
+    assert [step for step, _ in history(client, only_run(client), "test/accuracy")] == [2]
+
+
+def test_a_server_gets_private_figures_where_asked(tmp_path, client, far_away):
+    train(MLflow(SERVERS[0], simulation_only=True), out=tmp_path / "r", rounds=1)
+    assert far_away == [SERVERS[0]]
+    assert private_figures(client) == PRIVATE
+
+
+def test_private_figures_stay_in_local_stores(tmp_path, client):
+    tracks = [MLflow(), TensorBoard()]
+    train(*tracks, out=tmp_path / "r", rounds=1)
+    assert private_figures(client) == PRIVATE
+    assert scalars(tmp_path / "r" / "tensorboard").keys() >= PRIVATE
+
+
+@pytest.mark.parametrize(
+    ("uri", "local"),
+    [
+        ("sqlite:///mlflow.db", True),
+        ("sqlite:////var/lib/mlflow.db", True),
+        ("file:/var/lib/mlruns", True),
+        ("file:///var/lib/mlruns", True),
+        ("./mlruns", True),
+        ("/var/lib/mlruns", True),
+        ("http://localhost:5000", False),
+        ("HTTPS://tracking.example", False),
+        ("databricks", False),
+        ("databricks://team", False),
+        ("databricks-uc", False),
+        ("uc", False),
+        ("uc:http://localhost:8080", False),
+        ("postgresql://user@host/mlflow", False),
+        ("mysql+pymysql://host/mlflow", False),
+        ("file://host/share", False),
+        ("//host/share", False),
+        (r"\\host\share", False),
+        ("plugin://anywhere", False),
+    ],
+)
+def test_what_a_local_store_is(uri, local):
+    assert is_local(uri) is local
 
 
 # Never in the way

@@ -42,8 +42,12 @@ def from_opacus(history: Any, *, poisson_sampling: bool = True, unit: Unit = "re
     what its own formula made of it plays no part. The history does not say how batches were drawn:
     pass `make_private`'s `poisson_sampling`, because only Poisson sampling can be imported.
 
-    Guarantee: holds where each step clipped every gradient to norm C, drew its batch by Poisson
-    sampling and added noise of std `noise multiplier * C` to the sum.
+    Guarantee: for one record added or removed, where each step clipped every gradient to norm C,
+    drew its batch by Poisson sampling and added noise of std `noise multiplier * C` to the sum.
+    Adaptive clipping (`clipping="adaptive"`, `PrivacyEngineAdaptiveClipping`) is not covered: it
+    also releases how many gradients were not clipped. Opacus 1.6 counts that as if the size of the
+    Poisson batch were public, which it is not; earlier releases may not count it at all. The
+    history looks the same, so this is not noticed here.
     """
     if poisson_sampling is not True:
         raise Unsupported(f"an Opacus history with poisson_sampling=False: {_FIXED_BATCHES}")
@@ -58,8 +62,11 @@ def from_dp_accounting(event: Any, *, dimension: int | None = None, unit: Unit =
 
     Gaussian, Laplace, Poisson sampled, composed and self-composed events are known, and no-ops cost
     nothing. A `LaplaceDpEvent` does not say how many coordinates it noises: `dimension` does.
+
+    Guarantee: for one record added or removed. An accountant for other neighbours is refused; an
+    event does not say which neighbours it was meant for, and is taken to mean these.
     """
-    events = list(_converted(getattr(event, "ledger", event), dimension, unit))
+    events = list(_converted(_recorded(event), dimension, unit))
     if not events:
         raise InvalidInput("event", "releases nothing: there is nothing to import")
     return Composed(events)
@@ -141,6 +148,19 @@ def _noise(value: Any) -> float:
 def _gaussian(noise: Any, unit: Unit) -> Release:
     """Noise relative to the clip, so the clip is 1; Gaussian noise needs no dimension."""
     return Release(Gaussian(_noise(noise)), Sensitivity(1.0, "l2"), unit)
+
+
+def _recorded(event: Any) -> Any:
+    """What an accountant composed, if its neighbours are ours; an event is itself."""
+    if not hasattr(event, "ledger"):
+        return event
+    relation = getattr(getattr(event, "neighboring_relation", None), "name", "unknown")
+    if relation != "ADD_OR_REMOVE_ONE":
+        raise Unsupported(
+            f"an accountant with the neighbouring relation {relation}: its events, accounted here "
+            "for one record added or removed (ADD_OR_REMOVE_ONE), would understate epsilon"
+        )
+    return event.ledger
 
 
 def _converted(event: Any, dimension: int | None, unit: Unit) -> Iterator[Event]:

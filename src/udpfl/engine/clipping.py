@@ -14,6 +14,7 @@ from torch import Tensor
 
 from udpfl.accounting.sensitivity import Norm, Sensitivity
 from udpfl.engine.gradients import Gradients
+from udpfl.engine.layers import normal
 from udpfl.errors import InvalidInput, Unsupported
 
 _ROUNDING = 1 - 5e-5
@@ -75,7 +76,7 @@ class NormClipper(Clipper):
             return self._clamped_sum(gradients)
         sizes = finite_norms(gradients, 1 if self.norm == "l1" else 2)
         bound = self._tensor(sizes)
-        factors = (bound / torch.maximum(sizes, bound)) * gradients.real
+        factors = normal((bound / torch.maximum(sizes, bound)) * gradients.real)
         clipped = ((sizes > bound) & gradients.real).sum(1)
         return Clipped(gradients.weighted_sum(factors), clipped)
 

@@ -117,6 +117,7 @@ class BookKept(Gradients):
     def norms(self, p: int) -> Tensor:
         total = torch.zeros(self.real.shape, dtype=torch.float64, device=self.real.device)
         for tap in self._taps:
+            tap.use.measured = True
             sizes = tap.rule.norms(tap.use, p)
             for own, name in tap.parameters.items():
                 if name not in self._shared:
@@ -149,7 +150,9 @@ class BookKept(Gradients):
 
     def written_out(self) -> Tensor:
         lanes, batch = self.real.shape
-        out = torch.zeros(lanes, batch, self._layout.dimension, device=self.real.device)
+        dtype = self._taps[0].use.g.dtype if self._taps else torch.float32
+        shape = (lanes, batch, self._layout.dimension)
+        out = torch.zeros(shape, dtype=dtype, device=self.real.device)
         named = self._layout.named(out)
         for tap in self._taps:
             for own, name in tap.parameters.items():
@@ -166,7 +169,10 @@ class BookKept(Gradients):
         rows = bad.flatten()
         for tap in self._taps:
             use = tap.use
-            use.written.clear()
+            # What was measured is what will be summed: written gradients are kept, less these rows.
+            for name, full in use.written.items():
+                mask = bad.view(*bad.shape, *([1] * (full.dim() - 2)))
+                use.written[name] = full.masked_fill(mask, 0.0)
             use.gradient = use.g.masked_fill(rows.view(-1, *([1] * (use.g.dim() - 1))), 0.0)
             for name in ("x", "kept"):
                 held = getattr(use, name)

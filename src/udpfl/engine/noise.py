@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from udpfl.engine.randomness import Key, PrivateStream
 from udpfl.mechanisms import Mechanism
+
+_CACHED = 1 << 16
+"""Columns of noise that a CPU draws at once."""
 
 
 class Noiser(ABC):
@@ -46,11 +49,25 @@ class MechanismNoiser(Noiser):
             rows = [i for i, own in enumerate(self.mechanisms) if own == mechanism]
             words = torch.empty(len(rows), sums.shape[1], dtype=torch.int64, device=sums.device)
             stream.fill(words, [keys[i] for i in rows])
-            noise = mechanism.draw(words, torch.float32)
-            if len(rows) == len(sums):
-                return noise + sums
-            noisy[rows] = noise + sums[rows]
+            # Drawn and added in double, rounded once. Noise that is made in float32 lies on a
+            # coarse lattice of its own: whoever guesses the sum can see whether it fits.
+            for part in self._blocks(sums):
+                noise = mechanism.draw(words[:, part], torch.float64)
+                if len(rows) == len(sums):
+                    noisy[:, part] = noise.add_(sums[:, part])
+                else:
+                    noisy[rows, part] = noise.add_(sums[rows, part]).float()
         return noisy
+
+    @staticmethod
+    def _blocks(sums: Tensor) -> Iterator[slice]:
+        """Columns that are drawn at once: on a CPU as many as stay in its caches.
+
+        How many lanes there are must not matter: a lane's noise depends on its key alone.
+        """
+        columns = sums.shape[1]
+        size = _CACHED if sums.device.type == "cpu" else max(1, columns)
+        return (slice(start, start + size) for start in range(0, columns, size))
 
 
 class Noiseless(Noiser):

@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 import inspect
 import os
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from torch.func import vmap
 
 from udpfl import models
 from udpfl.algorithms import BUILT_IN as ALGORITHMS
@@ -105,28 +108,38 @@ def prepared(network: nn.Module, inputs: Array, device: torch.device) -> Tensor:
 
     A network may offer `precompute`, a transformation without parameters of its own, one record at
     a time, whose result its `forward` takes in place of the input: it is then computed once per
-    record, not once per step.
+    record, not once per step. Each record is given to it alone, so no record can show in another.
     """
     tensor = torch.from_numpy(inputs)
     if not hasattr(network, "precompute"):
         return tensor.to(device)
     fixed: Any = copy.deepcopy(network).to(device).eval()
-    before = [buffer.clone() for buffer in fixed.buffers()]
-    with torch.no_grad():
-        some = tensor[:3].to(device)
-        together, alone = fixed.precompute(some), fixed.precompute(some[:1])
-        if not torch.allclose(together[:1], alone, rtol=1e-4, atol=1e-5):
-            raise Unsupported(
-                "the model's `precompute` mixes records: the features of one depend on the others "
-                "in its batch, so no bound on one record's influence holds"
-            )
-        features = together.new_empty(len(tensor), *together.shape[1:])
+
+    def alone(record: Tensor) -> Tensor:
+        features: Tensor = fixed.precompute(record.unsqueeze(0)).squeeze(0)
+        return features
+
+    def one_by_one(records: Tensor) -> Tensor:
+        return torch.stack([alone(record) for record in records])
+
+    together: Callable[[Tensor], Tensor] = vmap(alone)
+    buffers = [buffer.clone() for buffer in fixed.buffers()]
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "There is a performance drop")
+        first = tensor[:2].to(device)
+        try:
+            before = together(first)
+        except Exception:  # vmap does not know everything; one by one is as right, and slower
+            together, before = one_by_one, one_by_one(first)
+        features = before.new_empty(len(tensor), *before.shape[1:])
         for start in range(0, len(tensor), _PREPARED):
             rows = slice(start, start + _PREPARED)
-            features[rows] = fixed.precompute(tensor[rows].to(device))
-    if not all(map(torch.equal, before, fixed.buffers())):
+            features[rows] = together(tensor[rows].to(device))
+        after = together(first)
+    if not torch.equal(before, after) or not all(map(torch.equal, buffers, fixed.buffers())):
         raise Unsupported(
-            "the model's `precompute` changes a buffer: what it keeps of one record shows in others"
+            "the model's `precompute` gives the same record two answers: it draws random numbers, "
+            "or it keeps something of the records it saw, and one would show in another"
         )
     return features
 

@@ -236,7 +236,8 @@ class Federation:
             spent = self.ledger.spent(site.account, self.run)
             if spent is not None:  # who has released nothing yet has a guarantee
                 nominal = nominal_statement(spent, delta)
-                statement = replace(nominal, vector_epsilon=statement.epsilon)
+                notes = tuple(dict.fromkeys((*nominal.notes, *statement.notes)))
+                statement = replace(nominal, vector_epsilon=statement.epsilon, notes=notes)
         own = (site.note,) if site.note else ()
         return replace(statement, notes=(*statement.notes, *own, *self.assumptions))
 

@@ -11,6 +11,7 @@ account.
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
@@ -39,8 +40,12 @@ from udpfl.harmonizer.spending import (
     accounted,
     as_event,
     check_one_basis,
+    resting_on_imports,
     totals_of,
 )
+
+_ANY_DELTA = 1e-5
+"""To see whether releases can be accounted at all."""
 
 
 class Ledger:
@@ -171,7 +176,8 @@ class Ledger:
     def statement(self, account: int, delta: float | None = None) -> PrivacyStatement:
         """What all releases of the account, in all runs, cost together.
 
-        At the delta of the account's budget unless `delta` says otherwise.
+        At the delta of the account's budget unless `delta` says otherwise. Where something was
+        imported, a note says what that takes on trust.
         """
         spending = self._caught_up(account)
         if spending.seeded:
@@ -183,7 +189,8 @@ class Ledger:
                     "delta", f"is needed: client {self._owner(account).client} has no budget"
                 )
             delta = budget.delta if budget else 0.0
-        return accounted(spending.totals, delta)
+        statement = accounted(spending.totals, delta)
+        return resting_on_imports(statement) if spending.imported else statement
 
     def would_exceed(self, account: int, event: Event) -> bool:
         """Whether the event would break the account's budget; never, where none is set."""
@@ -205,15 +212,16 @@ class Ledger:
         self._owner(account)
         spending = self._spending.setdefault((account, run), Spending())
         rows = self._file.rows(  # a charge whose run is gone still counts, and proves nothing
-            "SELECT c.event, sum(c.count), max(r.randomness IS NOT 'entropy'), max(c.id) "
+            "SELECT c.event, sum(c.count), max(r.randomness IS NOT 'entropy'), "
+            f"max(c.run GLOB '{IMPORTED}*'), max(c.id) "
             "FROM charges c LEFT JOIN runs r ON r.id = c.run "
             "WHERE c.account = ? AND c.id > ? AND c.run = ifnull(?, c.run) GROUP BY c.event",
             *(account, spending.last, run),
         )
         if rows:
-            texts, counts, seeded, last = zip(*rows, strict=True)
+            texts, counts, seeded, imported, last = zip(*rows, strict=True)
             totals = Counter(dict(zip(texts, counts, strict=True)))
-            spending.advance(totals, any(seeded), max(last))
+            spending.advance(totals, any(seeded), any(imported), max(last))
         return spending
 
     # Charging
@@ -273,9 +281,10 @@ class Ledger:
     def import_charge(self, account: int, event: Event, *, source: str, note: str = "") -> str:
         """Charge what was released outside of this package; returns the run it is booked under.
 
-        It has happened, so no budget can refuse it: whatever it costs counts from now on. The same
-        event with the same source and note is charged once. A history that has grown since it was
-        imported counts in full again, which is too much and never too little.
+        It has happened, so no budget can refuse it: whatever it costs counts from now on, and is
+        infinite at delta = 0 where its noise has no pure-DP guarantee. The same event with the same
+        source and note is charged once. A history that has grown since it was imported counts in
+        full again, which is too much and never too little.
         """
         for name, value in (("source", source), ("note", note)):
             if not isinstance(value, str) or (name == "source" and not value.strip()):
@@ -305,7 +314,9 @@ class Ledger:
         """Raise where the account could no longer be stated: an unreadable total helps nobody."""
         total, budget = self._caught_up(account).totals + more, self.budget(account)
         check_one_basis(total)
-        accounted(total, budget.delta if budget else 1e-5)
+        # At delta = 0 one Gaussian release makes the total infinite, whatever stands beside it.
+        if budget is None or math.isinf(accounted(total, budget.delta).epsilon):
+            accounted(total, _ANY_DELTA)
 
     # Answers already given
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 
 from udpfl.accounting.accountant import account, check_choices
@@ -16,6 +17,7 @@ from udpfl.accounting.events import Composed, Event, Repeated, basis, leaves
 from udpfl.accounting.sensitivity import whole
 from udpfl.accounting.serial import event_from_json, event_to_json
 from udpfl.accounting.statement import PrivacyStatement
+from udpfl.errors import Unsupported
 from udpfl.harmonizer.budget import Budget
 
 NO_CLAIM = "null"
@@ -49,11 +51,33 @@ def accounted(totals: Mapping[str, int], delta: float) -> PrivacyStatement:
 def _accounted(totals: frozenset[tuple[str, int]], delta: float) -> PrivacyStatement:
     event = as_event(dict(totals))
     if event is not None:
-        return account(event, delta, accountant="best", accounting="vector")
+        try:
+            return account(event, delta, accountant="best", accounting="vector")
+        except Unsupported as reason:
+            if delta > 0:
+                raise
+            return _unbounded(event, str(reason))
     check_choices(delta, "best", "vector")
     return PrivacyStatement(
         0.0, delta, "guarantee", "pure", vector_epsilon=0.0, notes=("nothing was released",)
     )
+
+
+def _unbounded(event: Event, reason: str) -> PrivacyStatement:
+    """What noise without a largest privacy loss costs at delta = 0: more than any epsilon."""
+    unit, neighbours = basis(event)
+    return PrivacyStatement(math.inf, 0.0, "guarantee", "pure", unit, neighbours, notes=(reason,))
+
+
+def resting_on_imports(statement: PrivacyStatement) -> PrivacyStatement:
+    """The same claim with what it takes on trust, where a part of it was released elsewhere."""
+    if statement.kind == "none":  # rests on nothing
+        return statement
+    note = (
+        "assumes that the imported releases were clipped, noised and Poisson-sampled as recorded, "
+        f"for the same neighbours ({statement.neighbours}), which was not checked here"
+    )
+    return replace(statement, notes=(*statement.notes, note))
 
 
 def check_one_basis(totals: Mapping[str, int]) -> None:
@@ -70,12 +94,14 @@ class Spending:
         self.last = 0
         self.totals: Counter[str] = Counter()
         self.seeded = False
+        self.imported = False
         self._safe: list[tuple[Budget, Counter[str]]] = []
 
-    def advance(self, totals: Counter[str], seeded: bool, last: int) -> None:
+    def advance(self, totals: Counter[str], seeded: bool, imported: bool, last: int) -> None:
         """Add the charges after `last`. Interrupted halfway, it counts twice, never not at all."""
         self.totals = self.totals + totals
         self.seeded = self.seeded or seeded
+        self.imported = self.imported or imported
         self.last = last
 
     def fits(self, totals: Counter[str], budget: Budget) -> bool:

@@ -71,7 +71,8 @@ def _of_all_clients(chart: Chart) -> Chart:
 def _labels(runs: Sequence[RunRecord]) -> list[str]:
     kinds = {"guarantee": "guarantee", "nominal": NOMINAL, "none": "not private"}
     return [
-        f"{name} ({kinds[run.kind]})" for run, name in zip(runs, unique_names(runs), strict=True)
+        f"{name} ({'not known' if run.unread else kinds[run.kind]})"
+        for run, name in zip(runs, unique_names(runs), strict=True)
     ]
 
 

@@ -20,7 +20,7 @@ from udpfl.report.charts import Chart, run_charts
 from udpfl.report.comparison import comparison_charts, unique_names
 from udpfl.report.read import RunRecord
 from udpfl.report.sections import figure, privacy_badge, text
-from udpfl.report.words import explain
+from udpfl.report.words import explain, no_number
 
 
 def run_page(run: RunRecord) -> str:
@@ -90,7 +90,7 @@ def _figures(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
     rows = []
     for run, name in zip(runs, names, strict=True):
         cells = "".join(f"<td>{figure(run.last.get(k), k == 'accuracy')}</td>" for k in quality)
-        epsilon = "no bound" if run.kind == "none" else shown(run.statement.epsilon)
+        epsilon = no_number(run) if run.kind == "none" else shown(run.statement.epsilon)
         if run.kind == "nominal":
             epsilon += f" nominal, {shown(run.statement.vector_epsilon)} guaranteed"
         state = "" if run.finished and not run.stopped else ", not finished"

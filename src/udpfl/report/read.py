@@ -5,21 +5,22 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from udpfl.accounting.statement import Kind, PrivacyStatement, weakest_kind
-from udpfl.config import Config, PrivacyConfig, load
-from udpfl.errors import InvalidInput
+from udpfl.accounting.statement import Kind, PrivacyStatement
+from udpfl.config import Config, load
+from udpfl.errors import InvalidInput, UdpflError
+from udpfl.report.so_far import largest, spent_so_far
 
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Client:
-    """What is known of one client. `statement` is None until the run has finished."""
+    """What is known of one client. `statement` is None where no number can be stated."""
 
     name: str
     declared_size: int
@@ -41,6 +42,8 @@ class RunRecord:
     clients: Sequence[Client]
     summary: Row | None
     evaluation: Row | None
+    unread: str | None = None
+    """Why no number can be stated of a run under way that should have one."""
 
     @property
     def name(self) -> str:
@@ -84,38 +87,25 @@ class RunRecord:
         """Names of the figures that say how good the model is, the first one foremost."""
         return ("rmse", "mae", "mse") if self.task == "regression" else ("accuracy",)
 
-    @cached_property
+    @property
     def kind(self) -> Kind:
-        """What may be said of the whole run: the ledger's word, or what the run set out to be."""
-        if self.summary:
-            return weakest_kind([self.statement])
-        if self.last:
-            kind: Kind = self.last["privacy"]
-            return kind
-        stamp = str(self.identity.get("privacy", ""))
-        starts: dict[str, Kind] = {"private": "guarantee", "nominal": "nominal"}
-        return starts.get(stamp.partition(":")[0], "none")
+        """What may be said of the whole run."""
+        return self.statement.kind
 
     @cached_property
     def statement(self) -> PrivacyStatement:
-        """The largest spending of any client; of a run under way, at its last evaluated round."""
+        """The largest spending of any client; of a run under way, all that its ledger holds."""
         if self.summary:
             return _statement(self.summary["privacy"])
-        privacy = self.config.privacy
-        if self.kind == "none" or not isinstance(privacy, PrivacyConfig):
-            stamp = str(self.identity.get("privacy", "")).partition(": ")[2]
-            return PrivacyStatement.none(stamp or "privacy is turned off")
-        spent = self.last.get("epsilon") or {"max": 0.0}
-        proved = self.last.get("guaranteed_epsilon") or spent
-        deltas = privacy.delta if isinstance(privacy.delta, list) else [privacy.delta]
-        return PrivacyStatement(
-            number(spent["max"]),
-            max(deltas),
-            self.kind,
-            privacy.accountant,
-            privacy.unit,
-            vector_epsilon=number(proved["max"]),
-        )
+        if self.unread:
+            return PrivacyStatement.none(self.unread)
+        kind, reason = set_out_to_be(self.identity)
+        if kind == "none":
+            return PrivacyStatement.none(reason or "privacy is turned off")
+        spent = largest(c.statement for c in self.clients if c.statement is not None)
+        # Before its first release a nominal run has cost nothing; it is no guarantee all the same.
+        weaker = "nominal" if (kind, spent.kind) == ("nominal", "guarantee") else spent.kind
+        return replace(spent, kind=weaker)
 
     @property
     def shared_ledger(self) -> bool:
@@ -140,19 +130,39 @@ def read_run(path: Path) -> RunRecord:
     if not (path / "config.toml").is_file() or not (path / "run.json").is_file():
         raise InvalidInput("run", f"{str(path)!r} is not a run folder: it has no run.json")
     summary = _json(path / "summary.json")
-    statements = {} if summary is None else summary.get("clients", {})
+    identity = _json(path / "run.json") or {}
+    people = _json(path / "participants.json") or ()
+    metrics = _rows(path / "metrics.jsonl")
+    unread: str | None = None
+    statements: Mapping[str, PrivacyStatement] = {}
+    kind, _ = set_out_to_be(identity)
+    if summary is not None:
+        statements = {n: _statement(s) for n, s in summary.get("clients", {}).items()}
+    elif kind != "none":
+        ledger = Path(identity.get("ledger") or path / "ledger.sqlite")
+        try:
+            statements = spent_so_far(
+                ledger, str(identity.get("id")), people, metrics, kind == "nominal"
+            )
+        except UdpflError as error:
+            unread = f"what this run has spent cannot be read from its ledger ({error})"
     return RunRecord(
         path=path,
         config=load(path / "config.toml"),
-        identity=_json(path / "run.json") or {},
-        metrics=_rows(path / "metrics.jsonl"),
-        clients=[
-            _client(row, statements.get(row["name"]))
-            for row in _json(path / "participants.json") or ()
-        ],
+        identity=identity,
+        metrics=metrics,
+        clients=[_client(row, statements.get(row["name"])) for row in people],
         summary=summary,
         evaluation=_json(path / "evaluation.json"),
+        unread=unread,
     )
+
+
+def set_out_to_be(identity: Row) -> tuple[Kind, str]:
+    """The kind of privacy that a run was begun with, and the rest of what was said of it."""
+    stamp, _, reason = str(identity.get("privacy", "")).partition(": ")
+    kinds: dict[str, Kind] = {"private": "guarantee", "nominal": "nominal"}
+    return kinds.get(stamp, "none"), reason
 
 
 def number(value: float | str) -> float:
@@ -186,14 +196,15 @@ def _statement(data: Mapping[str, Any]) -> PrivacyStatement:
     return PrivacyStatement(**plain)
 
 
-def _client(row: Mapping[str, Any], statement: Mapping[str, Any] | None) -> Client:
+def _client(row: Row, statement: PrivacyStatement | None) -> Client:
     release = row["release"]
     noise, clip = "none", "none"
     if release is not None:
         mechanism, bound = release["mechanism"], release["sensitivity"]
         parameters = mechanism.get("parameters", {}).items()
         values = ", ".join(f"{k} {v:.4g}" for k, v in parameters if isinstance(v, int | float))
-        noise = f"{mechanism['name']} ({values})" if values else str(mechanism["name"])
+        name = mechanism.get("name") or mechanism["class"]  # built in, or one's own
+        noise = f"{name} ({values})" if values else str(name)
         clip = f"{bound['norm']} {bound['bound']:g}"
     return Client(
         name=str(row["name"]),
@@ -202,5 +213,5 @@ def _client(row: Mapping[str, Any], statement: Mapping[str, Any] | None) -> Clie
         noise=noise,
         clip=clip,
         budget=None if row["budget"] is None else (row["budget"][0], row["budget"][1]),
-        statement=None if statement is None else _statement(statement),
+        statement=statement,
     )

@@ -12,7 +12,7 @@ from udpfl.config import Config, PrivacyConfig
 from udpfl.config.documents import known_keys
 from udpfl.report.charts import class_names
 from udpfl.report.read import RunRecord
-from udpfl.report.words import LABELS, explain, small
+from udpfl.report.words import explain, label, no_number, small
 
 _MATRIX_LIMIT = 40
 _OPEN_CLIENTS = 20
@@ -32,7 +32,7 @@ def figure(value: Any, percent: bool = False) -> str:
 
 def privacy_badge(run: RunRecord) -> str:
     """The kind of privacy in colour, pattern and words."""
-    return f'<span class="badge {run.kind}">{text(LABELS[run.kind])}</span>'
+    return f'<span class="badge {run.kind}">{text(label(run))}</span>'
 
 
 def header(run: RunRecord) -> str:
@@ -43,7 +43,7 @@ def header(run: RunRecord) -> str:
         name = "accuracy" if key == "accuracy" else key.upper()
         tiles.append((figure(run.last.get(key), key == "accuracy"), f"test {name}"))
     if run.kind == "none":
-        tiles.append(("no bound", "privacy"))
+        tiles.append((no_number(run), "privacy"))
     else:
         said = "nominal ε" if run.kind == "nominal" else "ε"
         tiles.append((shown(run.statement.epsilon), f"{said}, at δ = {small(run.statement.delta)}"))
@@ -61,11 +61,15 @@ def header(run: RunRecord) -> str:
 def state(run: RunRecord) -> str:
     """A word on runs that did not go to their end."""
     if not run.finished:
+        ledger = (
+            "; ε is the ledger's, and <code>udpfl budget show</code> lists it by client"
+            if run.kind != "none"
+            else ""
+        )
         return (
             '<p class="state"><strong>Not finished.</strong> This page shows the run as far as it '
-            f"got: round {run.rounds} of {run.config.training.rounds}. The ledger may hold more "
-            "charges than the last evaluated round shows; <code>udpfl budget show</code> lists "
-            "them.</p>"
+            f"got: round {run.rounds} of {run.config.training.rounds}. The charts by round end at "
+            f"the last evaluated one{ledger}.</p>"
         )
     if run.stopped:
         return f'<p class="state"><strong>Ended early.</strong> {text(run.stopped)}</p>'
@@ -81,8 +85,8 @@ def privacy(run: RunRecord) -> str:
         for b in said.beliefs
     )
     table = (
-        "<table><caption>How sure someone can become that the record was there"
-        "</caption><thead><tr><th>before</th><th>after, at least</th><th>after, at most</th></tr>"
+        f"<table><caption>{text(said.belief)}</caption><thead><tr><th>before</th>"
+        "<th>after, at least</th><th>after, at most</th></tr>"
         f"</thead><tbody>{beliefs}</tbody></table>"
         if beliefs
         else ""

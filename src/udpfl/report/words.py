@@ -20,6 +20,11 @@ LABELS = {
     "nominal": "Nominal: not a guarantee",
     "none": "Not private",
 }
+NOT_KNOWN = "Not known"
+_NOT_YET = (
+    "What the number assumes about the data, such as public sizes or labels, is written down when "
+    "the run ends; this page cannot list it yet."
+)
 _RELATION = {"add-remove": "added or removed", "replace-one": "replaced by another"}
 
 
@@ -39,6 +44,8 @@ class Explanation:
     headline: str
     meaning: tuple[str, ...]
     beliefs: tuple[Belief, ...]
+    belief: str
+    """What the beliefs are about."""
     whom: tuple[str, ...]
     limits: tuple[str, ...]
     notes: tuple[str, ...]
@@ -47,6 +54,20 @@ class Explanation:
 def explain(run: RunRecord) -> Explanation:
     """Everything a reader has to know about the privacy of this run."""
     statement = run.statement
+    if run.unread:
+        return Explanation(
+            headline=f"No number can be stated: {run.unread}.",
+            meaning=(
+                "What this run has spent is in its ledger; the figures by round may lag behind it. "
+                "Until the ledger can be read, treat the model and the messages as if nothing "
+                "bounded what they tell about a single record.",
+            ),
+            beliefs=(),
+            belief="",
+            whom=("Nobody, as far as this page can say.",),
+            limits=(),
+            notes=(),
+        )
     if run.kind == "none":
         reason = "; ".join(statement.notes) or "nothing is claimed"
         return Explanation(
@@ -56,6 +77,7 @@ def explain(run: RunRecord) -> Explanation:
                 "a single record. Treat them as if they were the records.",
             ),
             beliefs=(),
+            belief="",
             whom=("Nobody is protected by this run.",),
             limits=(),
             notes=(),
@@ -66,10 +88,21 @@ def explain(run: RunRecord) -> Explanation:
         headline=_headline(run, statement),
         meaning=_meaning(epsilon, statement.delta, nominal, statement.neighbours),
         beliefs=_beliefs(epsilon),
+        belief=_belief(statement.delta, statement.neighbours),
         whom=_whom(run, statement),
         limits=_limits(run),
-        notes=statement.notes,
+        notes=statement.notes if run.finished else (*statement.notes, _NOT_YET),
     )
+
+
+def label(run: RunRecord) -> str:
+    """The kind of privacy in two words."""
+    return NOT_KNOWN if run.unread else LABELS[run.kind]
+
+
+def no_number(run: RunRecord) -> str:
+    """What stands in the place of an epsilon where there is none."""
+    return "not known" if run.unread else "no bound"
 
 
 def small(delta: float) -> str:
@@ -82,16 +115,20 @@ def small(delta: float) -> str:
 
 
 def _headline(run: RunRecord, statement: PrivacyStatement) -> str:
-    so_far = "" if run.finished else ", up to the last evaluated round"
+    so_far = "" if run.finished else ", so far (what the ledger held when this page was made)"
     if run.kind == "nominal":
         return (
             f"Nominal ε = {shown(statement.epsilon)}{so_far}: not a guarantee. The true guarantee "
             f"for the whole gradient is ε = {_shown(statement.vector_epsilon)} at "
             f"δ = {small(statement.delta)}."
         )
+    # A number that grows with the next round is no bound on the run.
+    bound = so_far or ": an upper bound that holds for every client"
+    if run.finished and run.shared_ledger:
+        bound += ", as of the end of this run"
     return (
-        f"ε = {shown(statement.epsilon)} at δ = {small(statement.delta)} for one {statement.unit} "
-        f"{_RELATION[statement.neighbours]}{so_far}: an upper bound that holds for every client."
+        f"ε = {_shown(statement.epsilon)} at δ = {small(statement.delta)} for one {statement.unit} "
+        f"{_RELATION[statement.neighbours]}{bound}."
     )
 
 
@@ -110,16 +147,32 @@ def _meaning(epsilon: float, delta: float, nominal: bool, neighbours: str) -> tu
         if neighbours == "add-remove"
         else "which of two records was there"
     )
-    failure = ""
-    if delta:
-        chance = f"δ = {small(delta)} (1 in {math.floor(1 / delta + 1e-6):,})"
-        failure = f", except with probability {chance}, when they may learn it outright"
     lines.append(
         f"Think of someone who knows everything but {which}, and who sees everything that was "
-        "released. Whatever they believed before, the odds change by at most a factor of "
-        f"e^ε = {factor(epsilon)}{failure}."
+        f"released. Whatever they believed before, {_learned(factor(epsilon), delta)}."
     )
     return tuple(lines)
+
+
+def _learned(most: str, delta: float) -> str:
+    change = f"the odds change by at most a factor of e^ε = {most}"
+    if not delta:
+        return change
+    return (
+        f"they learn no more than someone who, with probability δ = {small(delta)} (1 in "
+        f"{math.floor(1 / delta + 1e-6):,}), is told the truth outright, and otherwise gets one "
+        f"randomised answer, by which {change}"
+    )
+
+
+def _belief(delta: float, neighbours: str) -> str:
+    what = "the record was there" if neighbours == "add-remove" else "it was this record"
+    if not delta:
+        return f"How sure someone can become that {what}"
+    return (
+        f"How sure that one randomised answer can make someone that {what}; with probability "
+        f"δ = {small(delta)} they are told instead"
+    )
 
 
 def factor(epsilon: float) -> str:
@@ -166,7 +219,8 @@ def _shown(epsilon: float) -> str:
 
 def _whom(run: RunRecord, statement: PrivacyStatement) -> tuple[str, ...]:
     scope = (
-        "every run that was charged to the same ledger for the same data"
+        "every run that was charged to the same ledger for the same data "
+        + ("before this one ended; later ones add to it" if run.finished else "so far")
         if run.shared_ledger
         else "this run; its ledger counts no other"
     )

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from udpfl.trackers.base import Tracker, imported
 
@@ -35,17 +36,26 @@ class MLflow(Tracker):
 
     Without any setting that is `mlflow.db` in the working folder, where `mlflow ui` looks. A
     resumed run goes on in its own MLflow run.
+
+    Figures from private data without noise (`simulation_only/`) stay on this machine: a server gets
+    them only with `simulation_only=True`.
     """
 
     name = "MLflow"
 
-    def __init__(self, uri: str | None = None, *, experiment: str = "udpfl") -> None:
+    def __init__(
+        self,
+        uri: str | None = None,
+        *,
+        experiment: str = "udpfl",
+        simulation_only: bool = False,
+    ) -> None:
         super().__init__()
         for name, value in _MANNERS.items():
             os.environ.setdefault(name, value)
         self._mlflow = imported("mlflow", "mlflow")
         logging.getLogger("mlflow").setLevel(logging.WARNING)  # it comments on its own tables
-        self._uri, self._experiment = uri, experiment
+        self._uri, self._experiment, self._asked = uri, experiment, simulation_only
         self._client: Any = None
         self._run = ""
         self._done = 0
@@ -57,8 +67,10 @@ class MLflow(Tracker):
             return str(self._mlflow.get_tracking_uri())
         return f"sqlite:///{Path('mlflow.db').absolute()}"
 
-    def _begin(self, config: Config, folder: Path) -> None:
-        self._client = self._mlflow.MlflowClient(tracking_uri=self._place())
+    def _begin(self, config: Config, folder: Path, stamp: str) -> None:
+        place = self._place()
+        self._keeps_private = self._asked or is_local(place)
+        self._client = self._mlflow.MlflowClient(tracking_uri=place)
         found = self._client.get_experiment_by_name(self._experiment)
         experiment = (
             found.experiment_id if found else self._client.create_experiment(self._experiment)
@@ -70,9 +82,11 @@ class MLflow(Tracker):
             history = self._client.get_metric_history(self._run, "round/participants")
             self._done = max((metric.step for metric in history), default=0)
             self._client.update_run(self._run, status="RUNNING")
+            self._stamp(self._done, stamp)
             return
         self._done = 0
         tags = {_IDENTITY: identity["id"], "udpfl.folder": str(folder)}
+        tags |= {"privacy": stamp, "privacy.kind": self._kind}
         self._run = self._client.create_run(experiment, run_name=folder.name, tags=tags).info.run_id
         kind = self._mlflow.entities.Param
         plain = config.model_dump(mode="json")
@@ -88,12 +102,26 @@ class MLflow(Tracker):
         metrics = [kind(name, value, now, round_) for name, value in values.items()]
         self._client.log_batch(self._run, metrics=metrics)
 
+    def _stamp(self, round_: int, stamp: str) -> None:
+        self._client.set_tag(self._run, "privacy", stamp)
+        self._client.set_tag(self._run, "privacy.kind", self._kind)
+
     def _finish(self, run: Run) -> None:
-        self._client.set_tag(self._run, "privacy", str(run.privacy))
-        self._client.set_tag(self._run, "privacy.kind", run.privacy.kind)
+        self._kind = run.privacy.kind
+        self._stamp(self._done, str(run.privacy))
         if run.stopped:
             self._client.set_tag(self._run, "stopped", run.stopped)
         self._client.set_terminated(self._run)
+
+
+def is_local(uri: str) -> bool:
+    """Whether MLflow keeps this store in files of this machine; in doubt it does not."""
+    parts = urlsplit(uri)
+    if parts.scheme in ("file", "sqlite"):
+        return parts.netloc in ("", "localhost")
+    # Databricks is also meant by its bare name, and two slashes begin the name of a host.
+    named = uri in ("uc", "databricks", "databricks-uc")
+    return not parts.scheme and not parts.netloc and not named and not uri.startswith("\\\\")
 
 
 def _flat(prefix: str, plain: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

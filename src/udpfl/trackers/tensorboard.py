@@ -20,6 +20,7 @@ class TensorBoard(Tracker):
     """
 
     name = "TensorBoard"
+    _keeps_private = True  # files on this machine, as the run folder itself
 
     def __init__(self, folder: str | Path | None = None) -> None:
         super().__init__()
@@ -28,8 +29,9 @@ class TensorBoard(Tracker):
         self._chosen = None if folder is None else Path(folder)
         self._writer: Any = None
 
-    def _begin(self, config: Config, folder: Path) -> None:
+    def _begin(self, config: Config, folder: Path, stamp: str) -> None:
         self._writer = None
+        self._stamped = stamp
         self._folder = self._chosen or folder / "tensorboard"
         self._config = dump(config)
 
@@ -40,7 +42,13 @@ class TensorBoard(Tracker):
             self._writer = self._make(str(self._folder), purge_step=round_ if again else None)
             if not again:
                 self._writer.add_text("config", f"```toml\n{self._config}```", 0)
+            self._stamp(round_ - 1, self._stamped)
         return self._writer
+
+    def _stamp(self, round_: int, stamp: str) -> None:
+        self._stamped = stamp
+        if self._writer is not None:  # else it is written with the first figures
+            self._writer.add_text("privacy/statement", stamp, round_)
 
     def _write(self, round_: int, values: dict[str, float]) -> None:
         writer = self._opened(round_)
@@ -51,5 +59,5 @@ class TensorBoard(Tracker):
     def _finish(self, run: Run) -> None:
         last = run.metrics[-1]["round"] if run.metrics else 0
         writer = self._opened(last + 1)
-        writer.add_text("privacy/statement", str(run.privacy), last)
+        self._stamp(last, str(run.privacy))
         writer.close()

@@ -131,30 +131,24 @@ class Convolution(Rule):
         )
         return _one_by_one(y, lanes)
 
-    def _native_backward(
-        self, image: Tensor, g: Tensor, weight: Tensor, lanes: int, wanted: list[bool]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of input, kernels and bias, as far as they are wanted."""
-        return torch.ops.aten.convolution_backward(
-            _side_by_side(g, lanes),
-            _side_by_side(image, lanes),
-            self._image(weight.flatten(0, 1)),
-            None,
-            self._stride,
-            self._padding,
-            self._dilation,
-            False,
-            [0, 0],
-            lanes * self._groups,
-            wanted,
-        )
-
     def input_gradient(self, use: Use, weights: Named) -> Tensor:
         image, g, weight = self._image(use.x), self._image(use.g), weights["weight"]
         dilated = max(self._dilation) > 1
         alone = use.lanes == 1 and max(self._stride) == 1
         if self._groups > 1 or dilated or alone or use.kept is None:
-            back = self._native_backward(image, g, weight, use.lanes, [True, False, False])[0]
+            back = torch.ops.aten.convolution_backward(
+                _side_by_side(g, use.lanes),
+                _side_by_side(image, use.lanes),
+                self._image(weight.flatten(0, 1)),
+                None,
+                self._stride,
+                self._padding,
+                self._dilation,
+                False,
+                [0, 0],
+                use.lanes * self._groups,
+                [True, False, False],
+            )[0]
             return _one_by_one(back, use.lanes).reshape(use.x.shape)
         return self._plain(self._folded(use, weight, image))
 
@@ -223,7 +217,8 @@ class Convolution(Rule):
     def floats_written(self, use: Use) -> int:
         image = self._image(use.x)
         positions, weight = math.prod(self._output_size(image)), self.module.weight.numel()
-        return self._patch_floats(image) + (weight if self._writes(use) else 4 * positions**2)
+        patches = self._patch_floats(image)
+        return patches + (weight if self._writes(use) else 4 * positions**2 + 2 * patches)
 
     def norms(self, use: Use, p: int) -> Named:
         if p == 2 and not self._writes(use):
@@ -241,28 +236,31 @@ class Convolution(Rule):
         }
 
     def weighted(self, use: Use, factors: Tensor) -> Named:
-        lanes, weight = use.lanes, self.module.weight
         if use.written:
             total = weighted_sum(factors, self._product_order(use.written["weight"]))
-        elif use.kept is not None:
-            rows = self._gradient_rows(use) * factors.view(-1, 1, 1, 1)
-            rows, patches = (t.reshape(lanes, -1, t.shape[-1]) for t in (rows, use.kept))
-            total = torch.bmm(rows.transpose(1, 2), patches)
         else:
-            g = self._image(use.g) * factors.view(-1, 1, 1, 1)
-            like = weight.unsqueeze(0).expand(lanes, *weight.shape)  # only its shape matters
-            back = self._native_backward(self._image(use.x), g, like, lanes, [False, True, False])
-            return {
-                "weight": back[1].view(lanes, *weight.shape),
-                **self._weighted_bias(use, factors),
-            }
-        return {"weight": self._module_order(total), **self._weighted_bias(use, factors)}
+            total = self._product(use, factors)
+        named = {"weight": self._module_order(total)}
+        if self.module.bias is not None:
+            named["bias"] = weighted_sum(factors, self._bias(use))  # the numbers that were measured
+        return named
 
-    def _weighted_bias(self, use: Use, factors: Tensor) -> Named:
-        """From the very numbers that were measured."""
-        if self.module.bias is None:
-            return {}
-        return {"bias": weighted_sum(factors, self._bias(use))}
+    def _product(self, use: Use, factors: Tensor) -> Tensor:
+        """Sum over samples and positions [L, O, kh * kw * C / groups], nothing written out.
+
+        In double where a norm was taken: positions may cancel, and then it would show how the rest
+        of the batch is rounded.
+        """
+        patches = self._patches(self._image(use.x)) if use.kept is None else use.kept
+        rows, scale = self._gradient_rows(use), factors.reshape(-1, 1, 1, 1)
+        if use.measured:
+            rows, patches, scale = rows.double(), patches.double(), scale.double()
+        # [N, groups, P, .] as [L, groups, B * P, .]
+        rows, patches = (
+            t.unflatten(0, (use.lanes, -1)).transpose(1, 2).flatten(2, 3)
+            for t in (rows * scale, patches)
+        )
+        return (rows.transpose(2, 3) @ patches).flatten(1, 2).to(factors.dtype)
 
 
 def _side_by_side(x: Tensor, lanes: int) -> Tensor:

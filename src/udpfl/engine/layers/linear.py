@@ -11,6 +11,7 @@ from udpfl.engine.layers.rule import (
     Rule,
     Use,
     gram_norm,
+    normal,
     powers,
     sizes,
     weighted_sum,
@@ -77,8 +78,13 @@ class Linear(Rule):
         if use.written:
             return super().weighted(use, factors)
         a, b = self._split(use)
-        scaled = b * factors.view(*factors.shape, 1, 1)
-        out = {"weight": torch.bmm(scaled.flatten(1, 2).transpose(1, 2), a.flatten(1, 2))}
+        scaled = normal(b * factors.view(*factors.shape, 1, 1))
+        if (
+            use.measured and a.shape[2] > 1
+        ):  # positions may cancel, and then the rounding of the others shows
+            a, scaled = a.double(), scaled.double()
+        total = torch.bmm(scaled.flatten(1, 2).transpose(1, 2), a.flatten(1, 2))
+        out = {"weight": total.to(b.dtype)}
         if self.module.bias is not None:
             out["bias"] = weighted_sum(factors, b.sum(2))  # the very numbers that were measured
         return out

@@ -9,7 +9,8 @@ are known:
     weighted  sum over samples of factor * gradient, one matrix product
     each      every sample's gradient, written out (shared parameters, coordinate clipping)
 
-Every rule is checked against automatic differentiation on the first batch it sees (`lanes.py`).
+Before training `each` is checked against automatic differentiation on public records (`lanes.py`);
+that `norms` and `weighted` agree with it is what the tests are for.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ class Use:
     gradient: Tensor | None = None
     kept: Tensor | None = None
     """What the forward pass made of `x` and the norms will want again."""
+    measured: bool = False
+    """Whether norms were taken, so that a bound depends on what is summed."""
     written: Named = field(default_factory=dict)
     """Gradients that were written out for their norms, for the sum."""
 
@@ -100,9 +103,10 @@ def sizes(full: Tensor, p: int) -> Tensor:
     """Sum of |x|^p over all but the two leading axes.
 
     `vector_norm` adds in a row, and a long vector comes out too small: it gets short ones, whose
-    squares are added in double. `sum` adds in a tree.
+    squares are added in double, and contiguous ones, where it has several sums going at once. `sum`
+    adds in a tree.
     """
-    rows = full.flatten(2)
+    rows = full.flatten(2).contiguous()
     if p == 1 or rows.shape[2] % (whole := -(-rows.shape[2] // _ROW)):
         return powers(rows, p).sum(2).double()
     rows = rows.unflatten(2, (whole, -1))
@@ -126,6 +130,14 @@ def gram_norm(a: Tensor, b: Tensor) -> Tensor:
     terms = (a64.square().sum(-1) * b64.square().sum(-1)).sqrt().sum(-1)
     rounding = (a.shape[-2] + 2) * torch.finfo(torch.float32).eps * terms
     return (gram.clamp(min=0).sqrt() + rounding).square()
+
+
+def normal(x: Tensor) -> Tensor:
+    """The same numbers, zero in place of those too small for full precision.
+
+    Rounding among them may double a number, and what it is multiplied with may be huge.
+    """
+    return x.masked_fill(x.abs() < torch.finfo(x.dtype).tiny, 0.0)
 
 
 def writing_pays(positions: int, inputs: int, outputs: int) -> bool:

@@ -1,0 +1,86 @@
+"""What a run that has not finished has spent so far: read from its ledger, which never lags.
+
+The metrics know an epsilon of evaluated rounds only, and charges are made in every round. So the
+ledger is asked, or no number is stated at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from udpfl.accounting.accountant import account
+from udpfl.accounting.statement import PrivacyStatement, weakest_kind
+from udpfl.errors import LedgerError
+from udpfl.harmonizer.charges import Account
+from udpfl.harmonizer.ledger import Ledger
+from udpfl.harmonizer.spending import accounted
+
+Row = Mapping[str, Any]
+
+
+def spent_so_far(
+    path: Path, run: str, people: Sequence[Row], metrics: Iterable[Row], nominal: bool
+) -> dict[str, PrivacyStatement]:
+    """What each client has spent, in all runs on this ledger; raises where it does not say.
+
+    `people` is participants.json. A nominal run has its own number in front of what is guaranteed.
+    """
+    if not people:
+        raise LedgerError("the clients of this run are not known")
+    with Ledger(path, read_only=True) as ledger:
+        accounts = ledger.accounts()
+        charged = {found.id: ledger.rounds_charged(run, found.id) for found in accounts}
+        answers = sum(int(row.get("participants") or 0) for row in metrics)
+        if sum(charged.values()) < answers:  # an older copy, or another ledger
+            raise LedgerError(
+                f"{path} holds {sum(charged.values())} of the {answers} answers of this run"
+            )
+        own_run = run if nominal else None
+        return {
+            person["name"]: _of_client(ledger, own_run, person, _held(accounts, charged, person))
+            for person in people
+        }
+
+
+def largest(statements: Iterable[PrivacyStatement]) -> PrivacyStatement:
+    """One statement for all of them, none of whose numbers is below anyone's."""
+    everyone = list(statements)
+    kind = weakest_kind(everyone)
+    worst = max((s for s in everyone if s.kind == kind), key=lambda s: s.epsilon)
+    if kind == "none":
+        return worst
+    return replace(
+        worst,
+        epsilon=max(statement.epsilon for statement in everyone),
+        delta=max(statement.delta for statement in everyone),
+        vector_epsilon=max(statement.vector_epsilon for statement in everyone),
+    )
+
+
+def _held(accounts: Sequence[Account], charged: Mapping[int, int], person: Row) -> list[int]:
+    """The client's account. Before its first charge any of its name may be it: then all count."""
+    own = [found.id for found in accounts if found.client == person["name"]]
+    return [id_ for id_ in own if charged[id_]] or own
+
+
+def _of_client(
+    ledger: Ledger, nominal_run: str | None, person: Row, held: Sequence[int]
+) -> PrivacyStatement:
+    if not held:  # the run never came to open its account
+        return accounted({}, person["budget"][1])
+    return largest(_of_account(ledger, nominal_run, person, id_) for id_ in held)
+
+
+def _of_account(ledger: Ledger, nominal_run: str | None, person: Row, id_: int) -> PrivacyStatement:
+    budget = ledger.budget(id_)
+    delta = budget.delta if budget else person["budget"][1]
+    statement = ledger.statement(id_, delta)
+    spent = None if nominal_run is None else ledger.spent(id_, nominal_run)
+    if spent is None or statement.kind == "none":
+        return statement
+    nominal = account(spent, delta, "best", "scalar")
+    notes = tuple(dict.fromkeys((*nominal.notes, *statement.notes)))
+    return replace(nominal, vector_epsilon=statement.epsilon, notes=notes)
