@@ -186,6 +186,37 @@ def test_our_epsilon_of_a_dp_event_is_dp_accountings_own(event, kind, which):
         assert 0.99 * wanted < ours <= 1.001 * wanted
 
 
+RELATIONS = dp.NeighboringRelation
+
+
+@pytest.mark.parametrize("kind", [RdpAccountant, PLDAccountant])
+def test_an_accountant_for_other_neighbours_is_refused(kind):
+    """Its own number is larger than ours for one record added or removed."""
+    event = dp.SelfComposedDpEvent(dp.GaussianDpEvent(3.0), 20)
+    assert from_dp_accounting(kind().compose(event)) == from_dp_accounting(event)  # the default
+    for relation in set(RELATIONS) - {RELATIONS.ADD_OR_REMOVE_ONE}:
+        theirs = kind(neighboring_relation=relation).compose(event)
+        with pytest.raises(Unsupported, match=rf"{relation.name}.*understate"):
+            from_dp_accounting(theirs)
+
+
+def test_replacing_a_sampled_record_costs_more_than_adding_one():
+    """What refusing avoids: the same events, a larger epsilon."""
+    event = dp.SelfComposedDpEvent(sampled(0.1, dp.GaussianDpEvent(1.0)), 100)
+    theirs = PLDAccountant(RELATIONS.REPLACE_ONE).compose(event)
+    assert theirs.get_epsilon(1e-5) > 1.2 * account(from_dp_accounting(event), 1e-5).epsilon
+    with pytest.raises(Unsupported, match="REPLACE_ONE"):
+        from_dp_accounting(theirs)
+
+
+def test_an_accountant_that_does_not_say_its_neighbours_is_refused():
+    class Silent:
+        ledger = dp.GaussianDpEvent(1.0)
+
+    with pytest.raises(Unsupported, match="unknown"):
+        from_dp_accounting(Silent())
+
+
 def test_several_gaussian_releases_of_one_sample_are_one_of_less_noise():
     twice = dp.ComposedDpEvent(
         [dp.GaussianDpEvent(2.0), dp.SelfComposedDpEvent(dp.GaussianDpEvent(3.0), 2)]
@@ -286,6 +317,68 @@ def test_what_has_happened_is_charged_beyond_the_budget_and_ends_the_training(le
     ledger.commit([Charge(bob, "r", 0, (STEP,), b"m")])
 
 
+LAPLACE = Release(Laplace(10.0), Sensitivity(1.0, "l1", 5))
+
+
+def test_a_budget_at_delta_zero_does_not_refuse_what_has_happened(ledger):
+    """Gaussian noise has no largest loss: the cost is infinite, and training ends."""
+    alice, bob = ledger.account("alice", DATA), ledger.account("bob", "other")
+    for one in (alice, bob):
+        ledger.set_budget(one, Budget(1.0, 0.0))
+    ledger.import_charge(alice, PAST, source="opacus")
+    ledger.import_charge(bob, LAPLACE, source="elsewhere")
+    assert ledger.statement(bob).epsilon == pytest.approx(0.1)
+    stated = ledger.statement(alice)
+    assert (stated.epsilon, stated.vector_epsilon, stated.delta) == (math.inf, math.inf, 0.0)
+    assert "gaussian noise has no pure-DP guarantee" in stated.notes[0]
+    wanted = account(PAST, 1e-5).epsilon
+    assert ledger.statement(alice, 1e-5).epsilon == pytest.approx(wanted)
+    assert ledger.would_exceed(alice, LAPLACE)
+    ledger.begin_run("r", randomness="entropy", accounting="vector", description={})
+    with pytest.raises(BudgetExceeded, match="ε = inf, more than its budget"):
+        ledger.commit([Charge(alice, "r", 0, (LAPLACE,), b"m")])
+    ledger.commit([Charge(bob, "r", 0, (LAPLACE,), b"m")])
+    assert ledger.verify() == []
+
+
+@pytest.mark.parametrize(
+    ("event", "kind"),
+    [
+        (Release(Laplace(1.0), Sensitivity(1.0, "l1")), InvalidInput),  # no dimension
+        (Release(Gaussian(1.0), Sensitivity(1.0), "client"), Unsupported),
+    ],
+)
+def test_infinity_does_not_hide_what_cannot_be_added_up(ledger, event, kind):
+    alice = ledger.account("alice", DATA)
+    ledger.set_budget(alice, Budget(1.0, 0.0))
+    ledger.import_charge(alice, PAST, source="opacus")
+    with pytest.raises(kind):
+        ledger.import_charge(alice, event, source="elsewhere")
+    assert len(list(ledger.history())) == 1
+
+
+def test_a_statement_says_what_it_takes_on_trust(path, ledger):
+    alice, bob = ledger.account("alice", DATA), ledger.account("bob", "other")
+    ledger.begin_run("r", randomness="entropy", accounting="vector", description={})
+    ledger.commit([Charge(one, "r", 0, (STEP,), b"m") for one in (alice, bob)])
+    assert ledger.statement(alice, 1e-5).notes == ()
+    ledger.import_charge(alice, PAST, source="opacus")
+    with Ledger(path, read_only=True) as other:
+        for opened in (ledger, other):
+            (note,) = opened.statement(alice, 1e-5).notes
+            assert re.search(r"assumes .*Poisson.*\(add-remove\).*not checked here", note)
+            assert str(opened.statement(alice, 1e-5)).endswith(note)
+            assert opened.statement(bob, 1e-5).notes == ()
+
+
+def test_who_claims_nothing_takes_nothing_on_trust(ledger):
+    alice = ledger.account("alice", DATA)
+    ledger.import_charge(alice, PAST, source="opacus")
+    ledger.begin_run("s", randomness="seeded", accounting="vector", description={})
+    ledger.commit([Charge(alice, "s", 0, (STEP,), b"m")])
+    assert not any("assumes" in note for note in ledger.statement(alice, 1e-5).notes)
+
+
 def test_the_same_charge_is_imported_once(ledger):
     alice, bob = ledger.account("alice", DATA), ledger.account("bob", DATA[::-1])
     first = ledger.import_charge(alice, PAST, source="opacus", note="in May")
@@ -383,15 +476,20 @@ def test_the_command_imports_and_every_other_shows_it(capsys, filled, tmp_path):
         "--note", "in May",
     )  # fmt: skip
     assert (code, "alice: imported 200 releases; now (ε = " in said) == (0, True), said
+    assert "Poisson-sampled as recorded" in said
+    assert "not checked here" in said
     assert "trains no more" not in said
 
     code, said = command(capsys, "budget", "show", filled, "--json")
     alice, bob = json.loads(said)
     assert (alice["releases"], alice["imported"], alice["runs"]) == (200, 200, [])
     assert (bob["releases"], bob["imported"]) == (0, 0)
+    assert any("not checked here" in note for note in alice["statement"]["notes"])
     assert alice["statement"]["epsilon"] == pytest.approx(account(PAST, 1e-5).epsilon)
     code, said = command(capsys, "budget", "show", filled)
     assert "alice: 200 of the releases were imported" in said
+    assert "alice: assumes that the imported releases" in said
+    assert "bob: assumes" not in said
     code, said = command(capsys, "budget", "history", filled)
     assert "imported from opacus, assuming Poisson sampling: in May" in " ".join(said.split())
     code, said = command(capsys, "budget", "export", filled, tmp_path / "out.csv")
@@ -456,6 +554,16 @@ def test_the_command_refuses_in_one_sentence(
         assert list(opened.history()) == []
 
 
+def test_the_command_charges_a_budget_at_delta_zero(capsys, filled, tmp_path):
+    command(capsys, "budget", "set", filled, "alice", "--epsilon", "1", "--delta", "0")
+    start = ("budget", "import", filled, "alice", "--opacus", tmp_path / "history.json")
+    code, said = command(capsys, *start)
+    assert (code, "now (ε = inf, δ = 0)" in said) == (0, True), said
+    assert "more than its budget ε = 1; it trains no more" in said
+    code, said = command(capsys, "budget", "show", filled, "--client", "alice")
+    assert (code, "no pure-DP guarantee" in said) == (0, True), said
+
+
 def test_a_ledger_that_is_not_sound_is_not_charged(capsys, filled, tmp_path):
     with closing(connect(filled, isolation_level=None)) as db:
         db.execute("DROP TRIGGER budgets_never_delete")
@@ -487,6 +595,23 @@ def test_a_client_that_spent_its_budget_elsewhere_does_not_train(tmp_path):
     assert once.metrics[0]["participants"] == 2
     assert (again.metrics[0]["participants"], again.metrics[0]["refused"]) == (1, 1)
     assert again.clients[first.client].epsilon > 30 > again.clients[second.client].epsilon
+    assert "not checked here" in str(again.privacy)
+    assert "not checked here" not in str(again.clients[second.client])
+
+
+def test_a_nominal_run_keeps_what_its_guarantee_takes_on_trust(tmp_path):
+    data = [(np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32), np.arange(40) % 2)]
+    shared = str(tmp_path / "shared.sqlite")
+    settings = {"data": {"clients": 1}, "model": {"name": "logistic"}, "training": {"rounds": 1}}
+    settings["privacy"] = {"ledger": shared, "accounting": "scalar", "mechanism": "laplace"}
+    udpfl.run(settings, data=data, out=str(tmp_path / "a"))
+    with Ledger(shared) as ledger:
+        (only,) = ledger.accounts()
+        ledger.set_budget(only.id, Budget(1e6, 1e-5))
+        ledger.import_charge(only.id, PAST, source="opacus")
+    run = udpfl.run(settings, data=data, out=str(tmp_path / "b"))
+    assert run.privacy.kind == "nominal"
+    assert any("not checked here" in note for note in run.privacy.notes)
 
 
 # Statements out

@@ -15,8 +15,10 @@ import pytest
 import torch
 
 import udpfl
+from udpfl import Budget, PureDP
 from udpfl.cli import main
 from udpfl.errors import InvalidInput, MissingExtra
+from udpfl.harmonizer.charges import Charge
 from udpfl.trackers import MLflow, TensorBoard, tracker
 from udpfl.trackers.base import figures
 from udpfl.trackers.mlflow import is_local
@@ -246,9 +248,9 @@ def test_mlflow_is_told_not_to_report_its_usage(monkeypatch):
 # What a record says of itself
 
 
-def crashed(make, out, **sections):
+def crashed(out, **sections):
     with pytest.raises(RuntimeError, match="power cut"):
-        train(make(), Stops(), out=out, **sections)
+        train(MLflow(), TensorBoard(), Stops(), out=out, **sections)
 
 
 def board_says(folder):
@@ -259,7 +261,7 @@ STAMPS = [
     ({}, "guarantee", "private: vector accounting, a guarantee"),
     ({"privacy": "none"}, "none", "not private: privacy is turned off"),
     (
-        {"privacy": {"accounting": "scalar", "mechanism": "laplace"}},
+        {"privacy": {"accounting": "scalar", "mechanism": "gaussian"}},
         "nominal",
         "nominal: scalar accounting, not a privacy guarantee",
     ),
@@ -275,14 +277,13 @@ STAMPS = [
 def test_a_run_that_never_ends_says_what_its_figures_are_worth(
     tmp_path, client, sections, kind, stamp
 ):
-    for make in (MLflow, TensorBoard):
-        crashed(make, tmp_path / make.__name__, **sections)
+    crashed(tmp_path / "r", **sections)
     kept = only_run(client)
     assert kept.info.status == "RUNNING"
     assert "test/accuracy" in kept.data.metrics
     assert (kept.data.tags["privacy.kind"], kept.data.tags["privacy"]) == (kind, stamp)
-    assert scalars(tmp_path / "TensorBoard" / "tensorboard")["test/accuracy"]
-    assert board_says(tmp_path / "TensorBoard") == stamp
+    assert scalars(tmp_path / "r" / "tensorboard")["test/accuracy"]
+    assert board_says(tmp_path / "r") == stamp
 
 
 def test_the_stamp_is_there_before_any_figure(tmp_path, client):
@@ -298,22 +299,27 @@ def test_the_stamp_is_there_before_any_figure(tmp_path, client):
 
 
 def test_a_resumed_record_ends_with_the_statement(tmp_path, client):
-    for make in (MLflow, TensorBoard):
-        run = crashed_and_resumed(make, tmp_path / make.__name__)
+    crashed(tmp_path / "r")
+    again = [MLflow(), TensorBoard()]
+    run = udpfl.run(resume=tmp_path / "r", data=points(), observers=again)
     tags = only_run(client).data.tags
     assert tags["privacy.kind"] == "guarantee"
-    assert tags["privacy"] == str(run.privacy) == board_says(tmp_path / "TensorBoard")
+    assert tags["privacy"] == str(run.privacy) == board_says(tmp_path / "r")
 
 
 def test_a_ledger_that_spoils_the_plan_is_believed_at_once(tmp_path, client):
     """Seeded noise of an earlier run on the same data: nothing can be claimed any more."""
-    ledger = str(tmp_path / "shared.sqlite")
-    train(out=tmp_path / "before", rounds=1, privacy={"ledger": ledger, "randomness": "seeded"})
-    for make in (MLflow, TensorBoard):
-        crashed(make, tmp_path / make.__name__, privacy={"ledger": ledger})
+    shared = {"ledger": str(tmp_path / "shared.sqlite")}
+    train(out=tmp_path / "before", rounds=1, privacy=shared)
+    with udpfl.Ledger(tmp_path / "shared.sqlite") as ledger:
+        ledger.set_budget(1, Budget(100.0, 1e-5))
+        ledger.begin_run("s", randomness="seeded", accounting="vector", description={})
+        ledger.commit([Charge(1, "s", 1, (PureDP(0.01),), b"")])
+    crashed(tmp_path / "r", privacy=shared)
+    assert "private: vector" in (tmp_path / "r" / "run.json").read_text()
     tags = only_run(client).data.tags
     assert tags["privacy.kind"] == "none"
-    for said in (tags["privacy"], board_says(tmp_path / "TensorBoard")):
+    for said in (tags["privacy"], board_says(tmp_path / "r")):
         assert said.startswith("not private: by the ledger")
 
 
