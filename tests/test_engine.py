@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import logging
 import math
+import threading
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from udpfl.engine import (
     train_round,
 )
 from udpfl.engine.gradients import BookKept
+from udpfl.engine.limits import choose_limits
 from udpfl.engine.precision import full_precision
 from udpfl.errors import InvalidInput, Unsupported
 from udpfl.mechanisms import Gaussian, Laplace, Staircase
@@ -482,8 +484,80 @@ def test_chunks_lanes_and_client_order_do_not_matter(norm):
         (Limits(lanes=1, samples=64), [0, 1, 2, 3]),
         (Limits(lanes=4, samples=2), [0, 1, 2, 3]),
         (Limits(lanes=3, samples=5), [3, 1, 0, 2]),
+        (Limits(lanes=1, samples=7, workers=3), [2, 0, 1, 3]),
     ):
         assert torch.allclose(base, trained(limits, order), atol=1e-5)
+    # Threads change nothing at all where the stacks are the same.
+    alone, beside = (Limits(lanes=1, samples=64, workers=n) for n in (1, 4))
+    assert torch.equal(trained(alone, [0, 1, 2, 3]), trained(beside, [0, 1, 2, 3]))
+
+
+def run_threads(net, workers=2, clipper=None):
+    """One round over four lanes, and the threads that computed gradients."""
+    x, y, records = problem()
+    model = LaneModel(net, cross_entropy)
+    used = set()
+    gradients = model.gradients
+
+    def noticed(*arguments):
+        used.add((threading.get_ident(), torch.get_num_threads()))
+        return gradients(*arguments)
+
+    model.gradients = noticed
+    lanes = lanes_of(
+        records,
+        clipper=clipper or NormClipper("l2", [1.0] * 4),
+        noiser=MechanismNoiser([Gaussian(1.0)] * 4),
+    )
+    start = model.initial().expand(4, -1)
+    train_round(model, x, y, start, lanes, 0, Entropy(), Limits(1, 64, workers))
+    return used
+
+
+def test_threads_share_the_lanes_only_where_nothing_is_random():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        used = run_threads(small_net())
+        assert 1 <= len({thread for thread, _ in used} - {threading.get_ident()}) <= 2
+        assert {count for _, count in used} == {1}  # a core for each, not two
+        assert torch.get_num_threads() == 2
+        random = nn.Sequential(small_net(), nn.Dropout(0.5))
+        for case in (run_threads(random), run_threads(small_net(), workers=1)):
+            assert case == {(threading.get_ident(), 2)}
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_an_error_in_a_thread_is_not_lost():
+    class Broken(NormClipper):
+        def lanes(self, which):
+            return Broken(self.norm, self.bounds[which])
+
+        def clipped_sum(self, gradients):
+            raise RuntimeError("broken on purpose")
+
+    before = torch.get_num_threads()
+    with pytest.raises(RuntimeError, match="on purpose"):
+        run_threads(small_net(), clipper=Broken("l2", [1.0] * 4))
+    assert torch.get_num_threads() == before
+
+
+def test_memory_is_shared_by_the_threads_and_does_not_grow_with_the_lanes():
+    def limits(lanes, threads, dimension=26_010, **more):
+        return choose_limits(
+            "auto", lanes=lanes, dimension=dimension, bytes_per_sample=200_000,
+            memory=2 << 30, chunk=None, device=torch.device("cpu"), threads=threads, **more,
+        )  # fmt: skip
+
+    assert limits(10, 2) == Limits(5, limits(10, 2).samples, 2)
+    assert limits(1, 8).workers == 1
+    assert limits(10, 2, dimension=500_000).lanes == 1
+    assert limits(1000, 2).lanes == limits(100, 2).lanes == 16
+    for lanes, threads in ((10, 1), (10, 8), (1000, 4)):
+        found = limits(lanes, threads)
+        assert found.lanes * found.samples * 200_000 <= 256 << 20
+        assert found.workers * found.lanes * found.samples * 200_000 <= 2 << 30
 
 
 def test_an_empty_batch_releases_pure_noise():

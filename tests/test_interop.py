@@ -603,7 +603,7 @@ def test_a_nominal_run_keeps_what_its_guarantee_takes_on_trust(tmp_path):
     data = [(np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32), np.arange(40) % 2)]
     shared = str(tmp_path / "shared.sqlite")
     settings = {"data": {"clients": 1}, "model": {"name": "logistic"}, "training": {"rounds": 1}}
-    settings["privacy"] = {"ledger": shared, "accounting": "scalar", "mechanism": "laplace"}
+    settings["privacy"] = {"ledger": shared, "accounting": "scalar", "mechanism": "gaussian"}
     udpfl.run(settings, data=data, out=str(tmp_path / "a"))
     with Ledger(shared) as ledger:
         (only,) = ledger.accounts()

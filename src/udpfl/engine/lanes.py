@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -54,6 +55,23 @@ class _Tapped(torch.autograd.Function):
         return back, None, None, None
 
 
+class _Pass(threading.local):
+    """What the layers of one forward pass share. Every thread has its own."""
+
+    def __init__(self) -> None:
+        self.begin(1, {})
+
+    def begin(self, lanes: int, weights: dict[str, Tensor]) -> None:
+        self.lanes, self.weights = lanes, weights
+        self.taps: list[Tap] = []
+
+    def end(self) -> list[Tap]:
+        """The uses of layers in this pass; nothing of it is kept alive."""
+        taps = self.taps
+        self.begin(1, {})
+        return taps
+
+
 class LaneModel:
     """Forward passes and per-sample gradients of L lanes of one architecture."""
 
@@ -76,9 +94,7 @@ class LaneModel:
         self.layout = Layout(tuple(trainable), tuple(p.shape for p in trainable.values()))
         names = {id(p): n for n, p in trainable.items()}
         self._anchor = torch.zeros((), requires_grad=True)
-        self._taps: list[Tap] = []
-        self._weights: dict[str, Tensor] = {}
-        self._lanes = 1
+        self._pass = _Pass()
         self._uncovered = _uncovered(self._model)
         self.book_keeping = not self._uncovered
         if self.book_keeping:
@@ -98,12 +114,13 @@ class LaneModel:
         frozen = [n for n in own if n not in trained]
 
         def forward(x: Tensor) -> Tensor:
-            weights = {n: self._weights[name] for n, name in trained.items()}
+            current = self._pass
+            weights = {n: current.weights[name] for n, name in trained.items()}
             for n in frozen:
-                weights[n] = own[n].detach().expand(self._lanes, *own[n].shape)
+                weights[n] = own[n].detach().expand(current.lanes, *own[n].shape)
             x = rule.prepare(x)
-            tap = Tap(rule, trained, Use(x.detach(), self._lanes))
-            self._taps.append(tap)
+            tap = Tap(rule, trained, Use(x.detach(), current.lanes))
+            current.taps.append(tap)
             tapped: Any = _Tapped.apply
             y: Tensor = tapped(x, self._anchor, tap, weights)
             return y
@@ -116,6 +133,12 @@ class LaneModel:
         self._plain.to(device)
         self._anchor = torch.zeros((), requires_grad=True, device=device)
         return self
+
+    @property
+    def reentrant(self) -> bool:
+        """Whether threads may compute at the same time: nothing draws from a shared generator."""
+        random = any(isinstance(module, _DROPOUT) for module in self._model.modules())
+        return self.book_keeping and not random
 
     def initial(self) -> Tensor:
         """The model's own parameters as one flat vector."""
@@ -143,9 +166,8 @@ class LaneModel:
     def _by_book_keeping(
         self, parameters: Tensor, inputs: Tensor, targets: Tensor, real: Tensor
     ) -> BookKept:
-        self._taps = []
-        self._lanes = parameters.shape[0]
-        self._weights = self.layout.named(parameters)
+        current = self._pass
+        current.begin(parameters.shape[0], self.layout.named(parameters))
         with torch.enable_grad():
             outputs = self._model(inputs.flatten(0, 1))
             loss = self._loss(outputs, targets.flatten(0, 1))
@@ -154,8 +176,7 @@ class LaneModel:
                     f"the loss must give one number per sample, got shape {tuple(loss.shape)}"
                 )
             torch.where(real.flatten(), loss, 0.0).sum().backward()
-        taps, self._taps, self._weights = self._taps, [], {}
-        return BookKept(taps, real, self.layout)
+        return BookKept(current.end(), real, self.layout)
 
     def _by_func(
         self, parameters: Tensor, inputs: Tensor, targets: Tensor, real: Tensor

@@ -31,22 +31,23 @@ def choose_limits(
     memory: int,
     chunk: int | None,
     device: torch.device,
+    threads: int = 1,
 ) -> Limits:
-    """Lanes and samples per pass that keep per-sample work within `memory` bytes."""
+    """Lanes and samples per pass that keep per-sample work within `memory` bytes.
+
+    On a CPU the lanes are shared out to `threads`.
+    """
     on_cpu = device.type == "cpu"
-    together = {
-        "stacked": lanes,
-        "single": 1,
-        "auto": lanes
-        if not on_cpu
-        else min(lanes, _MOST_LANES)
-        if dimension <= _SMALL_MODEL
-        else 1,
-    }[stacking]
+    workers = min(threads, lanes) if on_cpu and stacking != "stacked" else 1
+    together = {"stacked": lanes, "single": 1, "auto": lanes}[stacking]
+    if on_cpu and stacking == "auto":
+        small = dimension <= _SMALL_MODEL
+        together = min(_MOST_LANES, -(-lanes // workers)) if small else 1
     # Random words (8 bytes) and a few copies (4 bytes) of every parameter live at the same time.
     per_lane = 24 * dimension
+    memory = memory // workers
     together = max(1, min(together, memory // (2 * per_lane) if per_lane else together))
     room = min(memory, _CACHE_FRIENDLY) if on_cpu else memory
     samples = max(1, (room - min(room // 2, together * per_lane)) // (together * bytes_per_sample))
     samples = min(samples, _MOST_SAMPLES)
-    return Limits(together, min(samples, chunk) if chunk else samples)
+    return Limits(together, min(samples, chunk) if chunk else samples, workers)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +17,7 @@ from udpfl.engine.noise import Noiser
 from udpfl.engine.precision import full_precision
 from udpfl.engine.randomness import Key, PrivateStream, poisson_indices
 
+T = TypeVar("T")
 LaneState = Mapping[str, Tensor]
 Correct = Callable[[Tensor, Tensor, LaneState], Tensor]
 """Post-processing of a released gradient: (noisy gradient [L, d], parameters [L, d], lane state
@@ -70,6 +74,8 @@ class Limits:
     lanes: int
     samples: int
     """Most samples of one lane in one pass; larger batches are split and accumulated."""
+    workers: int = 1
+    """Threads that train lanes side by side, where the model allows it."""
 
 
 @dataclass(frozen=True)
@@ -99,13 +105,37 @@ def train_round(
     Guarantee: every use of a record is one release per step of its lane, of the form that
     `lanes.clipper` and `lanes.noiser` declare, on a fresh Poisson sample, whatever the batch holds.
     """
-    parts = []
-    for start in range(0, len(lanes), limits.lanes):
-        which = slice(start, start + limits.lanes)
-        part = _Part(model, inputs, targets, lanes.part(which), round_, stream, limits.samples)
-        with full_precision(parameters.device):
-            parts.append(part.train(parameters[which], correct))
+    stacks = [slice(start, start + limits.lanes) for start in range(0, len(lanes), limits.lanes)]
+    workers = min(limits.workers, len(stacks)) if model.reentrant else 1
+
+    def trained(which: slice) -> tuple[Tensor, Tensor, Tensor]:
+        own = lanes.part(which)
+        part = _Part(
+            model, inputs, targets, own, round_, stream, limits.samples, shared=workers > 1
+        )
+        return part.train(parameters[which], correct)
+
+    with full_precision(parameters.device):
+        if workers > 1:
+            # torch's generators are shared by all threads. Nothing here is known to draw from
+            # them; if something does, it shall not be from a seed that others know.
+            first = _keys(lanes, round_, 0, "layers")[0]
+            with stream.layers(first, parameters.device):
+                parts = _side_by_side(trained, stacks, workers)
+        else:
+            parts = [trained(which) for which in stacks]
     return Trained(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def _side_by_side(work: Callable[[slice], T], stacks: Sequence[slice], workers: int) -> list[T]:
+    """Threads with a core each: small operators keep one core busy, hardly ever several."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, threads // workers))
+    try:
+        with ThreadPoolExecutor(workers) as pool:
+            return list(pool.map(work, stacks))
+    finally:
+        torch.set_num_threads(threads)
 
 
 @dataclass(frozen=True)
@@ -119,6 +149,8 @@ class _Part:
     round: int
     stream: PrivateStream
     most: int
+    shared: bool
+    """Whether other threads compute at the same time."""
 
     def train(self, parameters: Tensor, correct: Correct | None) -> tuple[Tensor, Tensor, Tensor]:
         lanes, device = self.lanes, parameters.device
@@ -127,15 +159,16 @@ class _Part:
         sampled, clipped, ratios = (torch.zeros(len(lanes), device=device) for _ in range(3))
         noise_size = lanes.noiser.std(device) * self.model.layout.dimension**0.5
         for step, batch in enumerate(batches):
-            first = _keys(lanes, self.round, step, "layers")[0]
-            with self.stream.layers(first, device):
+            with self._random_layers(step, device):
                 total, over = self._clipped_sum(parameters, batch)
             noisy = lanes.noiser.add(total, self.stream, _keys(lanes, self.round, step, "noise"))
-            direction = noisy / lanes.denominators.unsqueeze(1)
-            if correct is not None:
-                direction = correct(direction, parameters, lanes.state)
             active = torch.tensor([step < own for own in lanes.steps], device=device)
             rate = torch.where(active, lanes.learning_rates, 0.0)
+            if correct is None:
+                rate, direction = rate / lanes.denominators, noisy
+            else:
+                gradient = noisy / lanes.denominators.unsqueeze(1)
+                direction = correct(gradient, parameters, lanes.state)
             parameters = torch.addcmul(parameters, rate.unsqueeze(1), direction, value=-1)
             sampled += torch.tensor([float(len(rows)) for rows in batch], device=device)
             clipped += over
@@ -143,6 +176,11 @@ class _Part:
             ratios += torch.where(active & (noise_size > 0), ratio, 0.0)
         steps = torch.tensor([float(own) for own in lanes.steps], device=device)
         return parameters, clipped / sampled.clamp(min=1), ratios / steps.clamp(min=1)
+
+    def _random_layers(self, step: int, device: torch.device) -> AbstractContextManager[None]:
+        if self.shared:
+            return nullcontext()
+        return self.stream.layers(_keys(self.lanes, self.round, step, "layers")[0], device)
 
     def _clipped_sum(self, parameters: Tensor, batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """The clipped sum [L, d] over batches of any size, and how many were clipped [L]."""

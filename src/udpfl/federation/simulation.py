@@ -140,6 +140,7 @@ def run(
             memory=settings.training.memory << 20,
             chunk=settings.training.chunk,
             device=device,
+            threads=1 if protection else torch.get_num_threads(),
         )
         seeded = isinstance(settings.privacy, PrivacyConfig) and (
             settings.privacy.randomness == "seeded"

@@ -43,18 +43,23 @@ def cell_index(edges: Any, x: Any) -> Any:
     return index.clip(0, len(edges) - 2)
 
 
+def floats(words: Any, dtype: Any) -> Any:
+    """Signed 64-bit random words as floating-point numbers, as they are."""
+    xp = namespace(words)
+    if words.dtype != xp.int64:
+        raise InvalidInput("words", f"must be signed 64-bit integers, got {words.dtype}")
+    if xp.finfo(dtype).bits < 32:
+        raise InvalidInput("dtype", f"noise needs float32 or better, got {dtype}")
+    return words.to(dtype) if is_torch(words) else words.astype(dtype)
+
+
 def uniform(words: Any, dtype: Any) -> Any:
     """Signed 64-bit random words as numbers in [-1, 1], never zero.
 
     The magnitude keeps 63 random bits. Small values keep their full relative precision even in
     float32, so tails far beyond 1e-12 occur with the right frequency.
     """
-    xp = namespace(words)
-    if words.dtype != xp.int64:
-        raise InvalidInput("words", f"must be signed 64-bit integers, got {words.dtype}")
-    if xp.finfo(dtype).bits < 32:
-        raise InvalidInput("dtype", f"noise needs float32 or better, got {dtype}")
-    signed = words.to(dtype) if is_torch(words) else words.astype(dtype)
+    signed = floats(words, dtype)
     signed += 0.5  # the words w and -1 - w become exact opposites, and zero cannot occur
     signed *= 2.0**-63
     return signed

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from udpfl.mechanisms.arrays import Floats, namespace, normal_quantile, uniform
+from udpfl.mechanisms.arrays import Floats, floats, namespace, normal_quantile, uniform
 from udpfl.mechanisms.base import Mechanism, positive
 
 
@@ -78,8 +78,8 @@ class Gaussian(Mechanism):
         dtype = dtype or xp.float32
         half = words.shape[-1] // 2
         radius = uniform(words[..., :half], dtype)
-        angle = uniform(words[..., half : 2 * half], dtype)
-        angle *= math.pi
+        angle = floats(words[..., half : 2 * half], dtype)
+        angle *= math.pi * 2.0**-63
         xp.log(xp.abs(radius, out=radius), out=radius)
         radius *= -2 * self.std * self.std
         xp.sqrt(radius, out=radius)
