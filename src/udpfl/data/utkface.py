@@ -3,7 +3,7 @@
 Read from the compact archive `utkface_32x32_rgb.npz`, or from its public form: JPEG files whose
 names begin with age_gender_ethnicity_date. Files named otherwise are left out and counted. The
 labels are estimates that a person checked, not what the people said of themselves. It has no
-official split. 390 pictures are exact repeats of another one, half of them with another age.
+official split. 390 pictures are exact repeats of another one, 212 of them with another age.
 
 Options:
   target      "gender" (default) or "ethnicity", to classify; "age", to regress on: years divided
