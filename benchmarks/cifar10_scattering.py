@@ -72,9 +72,8 @@ def main() -> None:
     for case, rows in results.items():
         found = [row["accuracy"] for row in rows]
         spread = f" ± {statistics.stdev(found):.4f}" if len(found) > 1 else ""
-        print(
-            f"eps {case}: mean accuracy {statistics.mean(found):.4f}{spread} over {len(found)} seeds"
-        )
+        count = f"{len(found)} seed{'' if len(found) == 1 else 's'}"
+        print(f"eps {case}: mean accuracy {statistics.mean(found):.4f}{spread}, {count}")
 
 
 if __name__ == "__main__":
