@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from decimal import ROUND_CEILING, Decimal
 from typing import Any, Literal, get_args
 
@@ -95,3 +95,18 @@ class PrivacyStatement:
                 raise InvalidInput(f"statement.{name}", f"must be a number >= 0, got {value!r}")
             numbers[name] = float(value)
         return cls(**{**plain, **numbers, "notes": tuple(plain["notes"])})
+
+
+def largest(statements: Iterable[PrivacyStatement]) -> PrivacyStatement:
+    """One statement that holds for all: the largest epsilon at the largest delta."""
+    everyone = list(statements)
+    kind = weakest_kind(everyone)
+    worst = max((s for s in everyone if s.kind == kind), key=lambda s: s.epsilon)
+    if kind == "none":
+        return worst
+    return replace(
+        worst,
+        epsilon=max(statement.epsilon for statement in everyone),
+        delta=max(statement.delta for statement in everyone),
+        vector_epsilon=max(statement.vector_epsilon for statement in everyone),
+    )

@@ -7,7 +7,6 @@ import logging
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from udpfl._version import __version__
-from udpfl.accounting import PrivacyStatement
-from udpfl.accounting.statement import weakest_kind
+from udpfl.accounting.statement import largest
 from udpfl.config import Config, PrivacyConfig, dump, load
 from udpfl.data import DataSet
 from udpfl.data.records import Indices
@@ -179,7 +177,7 @@ def run(
         final = federation.train(start)
         statements = federation.statements()
         trained = _filled(network, lane_model, final)
-        privacy = _worst(statements)
+        privacy = largest(statements.values())
         stamp = {"statement": str(privacy), "privacy": privacy.to_dict()}
         folder.write_model(dict(trained.state_dict()), stamp)
         folder.write_json(
@@ -366,21 +364,6 @@ def _filled(network: nn.Module, lane_model: LaneModel, final: Tensor) -> nn.Modu
             if name in named:
                 parameter.copy_(named[name])
     return network
-
-
-def _worst(statements: Mapping[str, PrivacyStatement]) -> PrivacyStatement:
-    """One statement that holds for every client: the largest epsilon at the largest delta."""
-    everyone = statements.values()
-    kind = weakest_kind(everyone)
-    worst = max((s for s in everyone if s.kind == kind), key=lambda s: s.epsilon)
-    if kind == "none":
-        return worst
-    return replace(
-        worst,
-        epsilon=max(statement.epsilon for statement in everyone),
-        delta=max(statement.delta for statement in everyone),
-        vector_epsilon=max(statement.vector_epsilon for statement in everyone),
-    )
 
 
 def _section(value: Any) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from udpfl.accounting.statement import Kind, PrivacyStatement
+from udpfl.accounting.statement import Kind, PrivacyStatement, largest
 from udpfl.config import Config, load
 from udpfl.errors import InvalidInput, UdpflError
-from udpfl.report.so_far import largest, spent_so_far
+from udpfl.report.so_far import spent_so_far
 
 Row = Mapping[str, Any]
 

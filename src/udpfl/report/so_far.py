@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from udpfl.accounting.accountant import account
-from udpfl.accounting.statement import PrivacyStatement, weakest_kind
+from udpfl.accounting.statement import PrivacyStatement, largest
 from udpfl.errors import LedgerError
 from udpfl.harmonizer.charges import Account
 from udpfl.harmonizer.ledger import Ledger
@@ -43,21 +43,6 @@ def spent_so_far(
             person["name"]: _of_client(ledger, own_run, person, _held(accounts, charged, person))
             for person in people
         }
-
-
-def largest(statements: Iterable[PrivacyStatement]) -> PrivacyStatement:
-    """One statement for all of them, none of whose numbers is below anyone's."""
-    everyone = list(statements)
-    kind = weakest_kind(everyone)
-    worst = max((s for s in everyone if s.kind == kind), key=lambda s: s.epsilon)
-    if kind == "none":
-        return worst
-    return replace(
-        worst,
-        epsilon=max(statement.epsilon for statement in everyone),
-        delta=max(statement.delta for statement in everyone),
-        vector_epsilon=max(statement.vector_epsilon for statement in everyone),
-    )
 
 
 def _held(accounts: Sequence[Account], charged: Mapping[int, int], person: Row) -> list[int]:
