@@ -27,6 +27,8 @@ import udpfl
 
 def profile(workload: Workload, rounds: int) -> dict[str, Any]:
     """Median seconds of every stage of a round, and of the whole round; evaluated every round."""
+    # One thread: where clients are trained side by side, stages overlap and cannot be told apart.
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, on_the_clock() as clock:
         laps: list[dict[str, float]] = []
         watch = Stopwatch(lambda: laps.append(clock.lap()))
@@ -65,7 +67,6 @@ def operators(workload: Workload) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--models", nargs="+", default=["cnn-small", "cnn"])
     parser.add_argument("--setting", default="default", choices=list(SETTINGS))
     parser.add_argument("--quick", action="store_true", help="a toy, to see that it works")
@@ -73,16 +74,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "profile-cpu.json")
     parser.add_argument("--answer", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
     base = TOY if options.quick else Workload()
     workloads = [replace(base, model=name) for name in options.models]
     if options.answer:
         write(options.answer, {w.model: profile(w, options.rounds) for w in workloads})
         return
-    same = ["--rounds", str(options.rounds), "--threads", str(options.threads)]
+    same = ["--rounds", str(options.rounds)]
     same += ["--quick"] * options.quick
     report = {
-        "machine": described(options.threads),
+        "machine": described(1),
         "workload": {**asdict(base), "model": options.models},
         "setting": options.setting,
         "rounds": options.rounds,

@@ -813,3 +813,20 @@ def test_nominal_bars_are_hatched_and_guaranteed_ones_are_not(browser, runs):
     browser.open(runs["private"].report)
     assert browser.run(hatched) == 0
     assert browser.run(dashes.format("stroke-dasharray")) == "none"
+
+
+def test_a_finished_run_says_that_its_ledger_holds_more_by_now(runs, tmp_path):
+    path = copied(runs["private"], tmp_path / "run")
+    before = read_run(path)
+    with Ledger(path / "ledger.sqlite") as ledger:
+        account = ledger.accounts()[0]
+        sensitivity = udpfl.Sensitivity(1.0, "l2", 10)
+        event = udpfl.PoissonSampled(0.5, udpfl.Release(udpfl.Gaussian(1.0), sensitivity))
+        ledger.import_charge(account.id, event, source="elsewhere", note="")
+        now = ledger.statement(account.id, before.statement.delta)
+    after = read_run(path)
+    assert not any("charged with more" in note for note in before.statement.notes)
+    (note,) = (note for note in after.statement.notes if "charged with more" in note)
+    assert shown(now.epsilon) in note
+    assert after.statement.epsilon == before.statement.epsilon  # what the run itself ended with
+    assert "charged with more" in run_page(after)

@@ -68,7 +68,9 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         code = app(args=arguments, standalone_mode=False)
     except InvalidInput as error:
-        code = _fail(f"{_spelled(error.parameter)}: {error.message}")
+        unknown = error.message.startswith("unknown key")  # of a configuration, at any level
+        name = error.parameter if unknown else _spelled(error.parameter)
+        code = _fail(f"{name}: {error.message}")
     except UdpflError as error:
         code = _fail(str(error))
     except _UsageError as error:

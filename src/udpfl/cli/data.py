@@ -98,6 +98,8 @@ def check(
     udpfl data check mnist cifar10 --data-dir DATA
     """
     directory = _directory(data_dir)
+    if directory is not None and not directory.is_dir():
+        raise InvalidInput("data_dir", f"there is no folder {str(directory)!r}")
     sources = [source_of(name) for name in names] if names else list(SOURCES.values())
     rows = [row for source in sources for row in _checked(source, directory)]
     absent = [source.name for source in sources if not _usable(source, directory)]
@@ -195,7 +197,7 @@ def _here(row: dict[str, Any]) -> Iterator[str]:
         yield "wherever data.options.path says"
     elif not row["here"]:
         verb = "gets" if row["fetch"] else "says how to get"
-        yield f"[yellow]no[/]: `udpfl data fetch {row['name']}` {verb} it"
+        yield f"[yellow]no[/]: `udpfl data fetch {row['name']} --data-dir DIR` {verb} it"
 
 
 def _usable(source: Source, directory: Path | None) -> bool:

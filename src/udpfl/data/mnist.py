@@ -72,7 +72,11 @@ def _find(directory: Path, name: str) -> Path:
             if path.is_file():
                 return path
     looked = " and ".join(map(str, folders))
-    raise InvalidInput("data.dir", f"no file {name} or {name}.gz: looked in {looked}")
+    raise InvalidInput(
+        "data.dir",
+        f"no file {name} or {name}.gz: looked in {looked}; "
+        f"`udpfl data fetch mnist --data-dir {directory}` gets it",
+    )
 
 
 def _read(path: Path, expected: int) -> Array:

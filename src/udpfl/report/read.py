@@ -10,12 +10,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from udpfl.accounting.statement import Kind, PrivacyStatement, largest
+from udpfl.accounting.statement import Kind, PrivacyStatement, largest, shown
 from udpfl.config import Config, load
 from udpfl.errors import InvalidInput, UdpflError
 from udpfl.report.so_far import spent_so_far
 
 Row = Mapping[str, Any]
+
+
+_LATER = "the ledger was charged"
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,10 @@ class RunRecord:
     def statement(self) -> PrivacyStatement:
         """The largest spending of any client; of a run under way, all that its ledger holds."""
         if self.summary:
-            return _statement(self.summary["privacy"])
+            later = [c.statement.notes for c in self.clients if c.statement is not None]
+            said = _statement(self.summary["privacy"])
+            notes = (note for own in later for note in own if note.startswith(_LATER))
+            return replace(said, notes=(*said.notes, *dict.fromkeys(notes)))
         if self.unread:
             return PrivacyStatement.none(self.unread)
         kind, reason = set_out_to_be(self.identity)
@@ -136,16 +142,20 @@ def read_run(path: Path) -> RunRecord:
     unread: str | None = None
     statements: Mapping[str, PrivacyStatement] = {}
     kind, _ = set_out_to_be(identity)
-    if summary is not None:
-        statements = {n: _statement(s) for n, s in summary.get("clients", {}).items()}
-    elif kind != "none":
+    spent: Mapping[str, PrivacyStatement] = {}
+    if kind != "none":
         ledger = Path(identity.get("ledger") or path / "ledger.sqlite")
         try:
-            statements = spent_so_far(
+            spent = spent_so_far(
                 ledger, str(identity.get("id")), people, metrics, kind == "nominal"
             )
         except UdpflError as error:
             unread = f"what this run has spent cannot be read from its ledger ({error})"
+    if summary is not None:
+        ended = {n: _statement(s) for n, s in summary.get("clients", {}).items()}
+        statements, unread = {n: _with_later(s, spent.get(n)) for n, s in ended.items()}, None
+    else:
+        statements = spent
     return RunRecord(
         path=path,
         config=load(path / "config.toml"),
@@ -156,6 +166,17 @@ def read_run(path: Path) -> RunRecord:
         evaluation=_json(path / "evaluation.json"),
         unread=unread,
     )
+
+
+def _with_later(ended: PrivacyStatement, now: PrivacyStatement | None) -> PrivacyStatement:
+    """What was said when the run ended, and that the account holds more since, if it does."""
+    if now is None or not now.vector_epsilon > ended.vector_epsilon * (1 + 1e-9):
+        return ended
+    note = (
+        f"{_LATER} with more since this run ended, and holds ε = {shown(now.vector_epsilon)} now: "
+        "`udpfl budget show`"
+    )
+    return replace(ended, notes=(*ended.notes, note))
 
 
 def set_out_to_be(identity: Row) -> tuple[Kind, str]:
