@@ -54,9 +54,9 @@ class MechanismNoiser(Noiser):
             for part in self._blocks(sums):
                 noise = mechanism.draw(words[:, part], torch.float64)
                 if len(rows) == len(sums):
-                    noisy[:, part] = noise.add_(sums[:, part])
+                    noisy[:, part] = noise.add_(sums[:, part].double())
                 else:
-                    noisy[rows, part] = noise.add_(sums[rows, part]).float()
+                    noisy[rows, part] = noise.add_(sums[rows, part].double()).float()
         return noisy
 
     @staticmethod

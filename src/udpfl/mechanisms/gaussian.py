@@ -86,7 +86,8 @@ class Gaussian(Mechanism):
         noise = xp.empty_like(words, dtype=dtype)
         xp.multiply(radius, xp.cos(angle), out=noise[..., :half])
         xp.multiply(radius, xp.sin(angle), out=noise[..., half : 2 * half])
-        noise[..., 2 * half :] = self.from_bits(words[..., 2 * half :], dtype)
+        if words.shape[-1] % 2:
+            noise[..., -1:] = self.from_bits(words[..., -1:], dtype)
         return noise
 
     def from_normal(self, z: Any) -> Any:
