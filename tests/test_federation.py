@@ -91,13 +91,7 @@ class Watch:
         return [message for message in self.messages if message.round == round_]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Models this small only wait for one another."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

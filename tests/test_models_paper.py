@@ -23,12 +23,7 @@ from udpfl.models.wavelets import Scattering2d  # noqa: E402
 CIFAR, MEDICAL = (3, 32, 32), (1, 28, 28)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def conv(inputs: int, outputs: int, side: int = 3) -> int:

@@ -1,7 +1,7 @@
 """A user's model on many lanes at once, with the gradient of every sample at hand.
 
 The model is copied, never wrapped: its parameter names and its `state_dict` stay the user's own. In
-the copy each layer with a rule (`layers.py`) applies its lane's weights and notes its input and the
+the copy each layer with a rule (`layers/`) applies its lane's weights and notes its input and the
 gradient of its output. Before training the result is compared with automatic differentiation, one
 sample at a time; a model whose forward pass does something the rules do not see (raw
 parameters, sequence-first tensors, samples that look at each other) goes through `torch.func`.
@@ -13,9 +13,8 @@ import copy
 import logging
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +22,9 @@ from torch.func import functional_call, grad, vmap
 
 from udpfl.engine.gradients import BookKept, Gradients, Layout, Tap, WrittenOut
 from udpfl.engine.layers import RULES, Rule, Use
+from udpfl.engine.modes import DROPOUT, evaluating, in_double, no_dropout
 from udpfl.engine.precision import full_precision
+from udpfl.engine.trial import Trial, agree, trial_batches
 from udpfl.errors import InvalidInput, Unsupported
 
 log = logging.getLogger(__name__)
@@ -32,8 +33,6 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 """Outputs [N, ...] and targets [N, ...] to one loss per sample [N]."""
 
 _SEES_OTHERS = (nn.modules.batchnorm._BatchNorm,)
-_DROPOUT = nn.modules.dropout._DropoutNd
-_AGREEMENT = 1e-3
 
 
 class _Tapped(torch.autograd.Function):
@@ -137,7 +136,7 @@ class LaneModel:
     @property
     def reentrant(self) -> bool:
         """Whether threads may compute at the same time: nothing draws from a shared generator."""
-        random = any(isinstance(module, _DROPOUT) for module in self._model.modules())
+        random = any(isinstance(module, DROPOUT) for module in self._model.modules())
         return self.book_keeping and not random
 
     def initial(self) -> Tensor:
@@ -147,7 +146,7 @@ class LaneModel:
 
     def outputs(self, parameters: Tensor, inputs: Tensor) -> Tensor:
         """Evaluate one parameter vector [d] on a batch, without gradients, in evaluation mode."""
-        with torch.no_grad(), _evaluating(self._plain):
+        with torch.no_grad(), evaluating(self._plain):
             result: Tensor = functional_call(self._plain, self.layout.named(parameters), (inputs,))
         return result
 
@@ -205,10 +204,10 @@ class LaneModel:
         wave = torch.arange(parameters.numel(), device=parameters.device, dtype=torch.float32)
         parameters = (parameters + 0.02 * torch.sin(wave)).unsqueeze(0)
         batches = trial_batches(inputs, targets)
-        with full_precision(parameters.device), _no_dropout(self._model, self._plain):
+        with full_precision(parameters.device), no_dropout(self._model, self._plain):
             self._tried(batches[0])
             alone = [self._alone(parameters, *batch) for batch in batches]
-            if not _agree(alone[0][batches[1].order], alone[1]):
+            if not agree(alone[0][batches[1].order], alone[1]):
                 self._refuse_memory(parameters, batches)
             per_sample = 16 * self.layout.dimension
             if self.book_keeping:
@@ -253,9 +252,9 @@ class LaneModel:
 
     def _refuse_memory(self, parameters: Tensor, batches: Sequence[Trial]) -> None:
         """Two answers to one record: random (then never mind the rules), or a memory."""
-        with _evaluating(self._plain):
+        with evaluating(self._plain):
             calm = [self._alone(parameters, *batch) for batch in batches]
-        if not _agree(calm[0][batches[1].order], calm[1]):
+        if not agree(calm[0][batches[1].order], calm[1]):
             raise Unsupported(
                 "the model answers the same record in two ways: it keeps something of the records "
                 "it saw before, so clipping would bound nothing"
@@ -276,7 +275,7 @@ class LaneModel:
             except Exception as error:  # whatever the user's own forward pass raises
                 self._abandon_rules(f"the layer rules failed: {_first_line(error)}")
                 return None
-            if not _agree(found, expected) and not self._agree_in_double(parameters, x, y):
+            if not agree(found, expected) and not self._agree_in_double(parameters, x, y):
                 self._abandon_rules(
                     "samples of a batch see each other, or the forward pass does more than its "
                     "layers show; every sample is computed alone"
@@ -294,96 +293,21 @@ class LaneModel:
         x, y = (t.double() if t.is_floating_point() else t for t in (x, y))
         real = torch.ones(1, len(x), dtype=torch.bool, device=x.device)
         batch = (parameters.double(), x.unsqueeze(0), y.unsqueeze(0), real)
-        with _in_double(self._model, self._plain):
+        with in_double(self._model, self._plain):
             try:
                 found = self._by_book_keeping(*batch).written_out()
                 expected = self._by_func(*batch).written_out()
             except Exception:  # a forward pass that insists on float32
                 return False
-        return _agree(found[0], expected[0])
+        return agree(found[0], expected[0])
 
     def _abandon_rules(self, why: str) -> None:
         self.book_keeping = False
         self._explain(why)
 
 
-class Trial(NamedTuple):
-    """A batch to try a model on; `order` says which rows of the first batch it holds."""
-
-    inputs: Tensor
-    targets: Tensor
-    order: Tensor
-
-
-def trial_batches(inputs: Tensor, targets: Tensor) -> tuple[Trial, Trial]:
-    """Eight rows made of public records, then the same rows in another order."""
-    device = inputs.device
-    pick = torch.arange(8, device=device) % len(inputs)
-    rows, labels = inputs[pick].clone(), targets[pick].clone()
-    if rows.is_floating_point():
-        scale = torch.tensor([1.0, 1.0, 1.0, 1.0, 30.0, 0.0, -1.0, 0.5], device=device)
-        rows *= scale.view(-1, *([1] * (rows.dim() - 1)))
-    elif rows.dim() > 1:  # other token ids than the record's own would need its vocabulary
-        rows = torch.stack([row.roll(i, dims=-1) for i, row in enumerate(rows)])
-    order = torch.tensor([4, 6, 1, 7, 0, 3, 2, 5], device=device)
-    whole = torch.arange(8, device=device)
-    return Trial(rows, labels, whole), Trial(rows[order], labels[order], order)
-
-
-def _agree(found: Tensor, expected: Tensor) -> bool:
-    """Row by row, to a thousandth of the row's largest number."""
-    scale = expected.abs().amax(1, keepdim=True).clamp(min=1e-6)
-    return bool(((found - expected).abs() <= _AGREEMENT * scale).all())
-
-
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode for a while; modules go back to the mode each was in."""
-    modes = [module.training for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in zip(model.modules(), modes, strict=True):
-            module.training = mode
-
-
-@contextmanager
-def _in_double(*models: nn.Module) -> Iterator[None]:
-    """Parameters and buffers in double precision for a while; then the very tensors from before."""
-    modules = [module for model in models for module in model.modules()]
-    held = [(p, p.data) for model in models for p in model.parameters()]
-    buffers = [(m, n, b) for m in modules for n, b in m._buffers.items() if b is not None]
-    try:
-        for parameter, data in held:
-            parameter.data = data.double()
-        for module, name, buffer in buffers:
-            if buffer.is_floating_point():
-                module._buffers[name] = buffer.double()
-        yield
-    finally:
-        for parameter, data in held:
-            parameter.data = data
-        for module, name, buffer in buffers:
-            module._buffers[name] = buffer
-
-
-@contextmanager
-def _no_dropout(*models: nn.Module) -> Iterator[None]:
-    """Keep training mode, but let dropout layers drop nothing: a fair comparison is not random."""
-    layers = [m for model in models for m in model.modules() if isinstance(m, _DROPOUT)]
-    rates = [layer.p for layer in layers]
-    for layer in layers:
-        layer.p = 0.0
-    try:
-        yield
-    finally:
-        for layer, rate in zip(layers, rates, strict=True):
-            layer.p = rate
 
 
 def _uncovered(model: nn.Module) -> list[str]:

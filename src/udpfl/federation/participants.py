@@ -6,17 +6,14 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from udpfl.accounting import (
     PoissonSampled,
-    PrivacyStatement,
     Release,
     Repeated,
-    account,
 )
 from udpfl.accounting.events import Event
 from udpfl.accounting.serial import event_from_dict, event_to_dict
@@ -203,9 +200,3 @@ def nothing_claimed(config: Config) -> str | None:
     if config.privacy.randomness == "seeded":
         return "noise and sampling are seeded, for tests only"
     return None
-
-
-@lru_cache(maxsize=1024)
-def nominal_statement(event: Event, delta: float) -> PrivacyStatement:
-    """What releases cost in the paper's accounting; cached, because clients share them."""
-    return account(event, delta, "best", "scalar")

@@ -28,7 +28,7 @@ from udpfl.federation.clients import Answers, Clients, Request, Site
 from udpfl.federation.evaluation import evaluate
 from udpfl.federation.folder import RunFolder
 from udpfl.federation.observers import Observer
-from udpfl.federation.participants import nominal_statement, nothing_claimed
+from udpfl.federation.participants import nothing_claimed
 from udpfl.federation.schedule import learning_rate
 from udpfl.harmonizer.ledger import Ledger
 
@@ -230,14 +230,8 @@ class Federation:
     def _statement(self, site: Site) -> PrivacyStatement:
         """Everything in the ledger; where this run is nominal, its own number in front of that."""
         delta, privacy = self._delta(site), self.config.privacy
-        statement = self.ledger.statement(site.account, delta)
         scalar = isinstance(privacy, PrivacyConfig) and privacy.accounting == "scalar"
-        if scalar and statement.kind != "none":
-            spent = self.ledger.spent(site.account, self.run)
-            if spent is not None:  # who has released nothing yet has a guarantee
-                nominal = nominal_statement(spent, delta)
-                notes = tuple(dict.fromkeys((*nominal.notes, *statement.notes)))
-                statement = replace(nominal, vector_epsilon=statement.epsilon, notes=notes)
+        statement = self.ledger.statement(site.account, delta, self.run if scalar else None)
         own = (site.note,) if site.note else ()
         return replace(statement, notes=(*statement.notes, *own, *self.assumptions))
 

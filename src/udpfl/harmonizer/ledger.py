@@ -40,6 +40,7 @@ from udpfl.harmonizer.spending import (
     accounted,
     as_event,
     check_one_basis,
+    nominal_before,
     resting_on_imports,
     totals_of,
 )
@@ -173,11 +174,14 @@ class Ledger:
         """
         return as_event(self._caught_up(account, run).totals)
 
-    def statement(self, account: int, delta: float | None = None) -> PrivacyStatement:
+    def statement(
+        self, account: int, delta: float | None = None, nominal_run: str | None = None
+    ) -> PrivacyStatement:
         """What all releases of the account, in all runs, cost together.
 
         At the delta of the account's budget unless `delta` says otherwise. Where something was
-        imported, a note says what that takes on trust.
+        imported, a note says what that takes on trust. With a `nominal_run` that has released
+        something, its own number in the paper's accounting stands in front of all that.
         """
         spending = self._caught_up(account)
         if spending.seeded:
@@ -190,7 +194,10 @@ class Ledger:
                 )
             delta = budget.delta if budget else 0.0
         statement = accounted(spending.totals, delta)
-        return resting_on_imports(statement) if spending.imported else statement
+        if spending.imported:
+            statement = resting_on_imports(statement)
+        own = None if nominal_run is None else self.spent(account, nominal_run)
+        return statement if own is None else nominal_before(statement, own, delta)
 
     def would_exceed(self, account: int, event: Event) -> bool:
         """Whether the event would break the account's budget; never, where none is set."""

@@ -47,6 +47,20 @@ def accounted(totals: Mapping[str, int], delta: float) -> PrivacyStatement:
     return _accounted(frozenset(totals.items()), float(delta))
 
 
+def nominal_before(statement: PrivacyStatement, own: Event, delta: float) -> PrivacyStatement:
+    """A run's number in the paper's accounting, with what is guaranteed in all beside it."""
+    if statement.kind == "none":
+        return statement
+    nominal = _nominal(own, delta)
+    notes = tuple(dict.fromkeys((*nominal.notes, *statement.notes)))
+    return replace(nominal, vector_epsilon=statement.epsilon, notes=notes)
+
+
+@lru_cache(maxsize=1024)
+def _nominal(event: Event, delta: float) -> PrivacyStatement:
+    return account(event, delta, accountant="best", accounting="scalar")
+
+
 @lru_cache(maxsize=1024)
 def _accounted(totals: frozenset[tuple[str, int]], delta: float) -> PrivacyStatement:
     event = as_event(dict(totals))

@@ -16,8 +16,6 @@ from udpfl.errors import InvalidInput, UdpflError
 from udpfl.report.so_far import spent_so_far
 
 Row = Mapping[str, Any]
-
-
 _LATER = "the ledger was charged"
 
 
@@ -100,7 +98,7 @@ class RunRecord:
         """The largest spending of any client; of a run under way, all that its ledger holds."""
         if self.summary:
             later = [c.statement.notes for c in self.clients if c.statement is not None]
-            said = _statement(self.summary["privacy"])
+            said = PrivacyStatement.from_dict(self.summary["privacy"])
             notes = (note for own in later for note in own if note.startswith(_LATER))
             return replace(said, notes=(*said.notes, *dict.fromkeys(notes)))
         if self.unread:
@@ -140,7 +138,6 @@ def read_run(path: Path) -> RunRecord:
     people = _json(path / "participants.json") or ()
     metrics = _rows(path / "metrics.jsonl")
     unread: str | None = None
-    statements: Mapping[str, PrivacyStatement] = {}
     kind, _ = set_out_to_be(identity)
     spent: Mapping[str, PrivacyStatement] = {}
     if kind != "none":
@@ -151,11 +148,10 @@ def read_run(path: Path) -> RunRecord:
             )
         except UdpflError as error:
             unread = f"what this run has spent cannot be read from its ledger ({error})"
+    statements = spent
     if summary is not None:
-        ended = {n: _statement(s) for n, s in summary.get("clients", {}).items()}
+        ended = {n: PrivacyStatement.from_dict(s) for n, s in summary.get("clients", {}).items()}
         statements, unread = {n: _with_later(s, spent.get(n)) for n, s in ended.items()}, None
-    else:
-        statements = spent
     return RunRecord(
         path=path,
         config=load(path / "config.toml"),
@@ -186,11 +182,6 @@ def set_out_to_be(identity: Row) -> tuple[Kind, str]:
     return kinds.get(stamp, "none"), reason
 
 
-def number(value: float | str) -> float:
-    """A number as JSON holds it here, where infinity is the word "inf"."""
-    return float(value)
-
-
 def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
@@ -208,13 +199,6 @@ def _rows(path: Path) -> list[Row]:
         except ValueError:  # a line that a crash cut short
             continue
     return rows
-
-
-def _statement(data: Mapping[str, Any]) -> PrivacyStatement:
-    plain = {**data, "notes": tuple(data["notes"])}
-    for key in ("epsilon", "vector_epsilon"):
-        plain[key] = number(plain[key])
-    return PrivacyStatement(**plain)
 
 
 def _client(row: Row, statement: PrivacyStatement | None) -> Client:

@@ -7,11 +7,9 @@ ledger is asked, or no number is stated at all.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from udpfl.accounting.accountant import account
 from udpfl.accounting.statement import PrivacyStatement, largest
 from udpfl.errors import LedgerError
 from udpfl.harmonizer.charges import Account
@@ -61,11 +59,4 @@ def _of_client(
 
 def _of_account(ledger: Ledger, nominal_run: str | None, person: Row, id_: int) -> PrivacyStatement:
     budget = ledger.budget(id_)
-    delta = budget.delta if budget else person["budget"][1]
-    statement = ledger.statement(id_, delta)
-    spent = None if nominal_run is None else ledger.spent(id_, nominal_run)
-    if spent is None or statement.kind == "none":
-        return statement
-    nominal = account(spent, delta, "best", "scalar")
-    notes = tuple(dict.fromkeys((*nominal.notes, *statement.notes)))
-    return replace(nominal, vector_epsilon=statement.epsilon, notes=notes)
+    return ledger.statement(id_, budget.delta if budget else person["budget"][1], nominal_run)
