@@ -87,6 +87,7 @@ def engine(workload: Workload, lanes: str = "auto") -> Round:
         memory=2 << 30,
         chunk=None,
         device=torch.device("cpu"),
+        threads=torch.get_num_threads(),
     )
     records, chosen, several = torch.arange(len(x)), workload.choice(), workload.picked
     server, rounds = [parameters], iter(range(1, 1 << 30))

@@ -37,7 +37,6 @@ STAGES: Mapping[str, Sequence[str]] = {
         "udpfl.harmonizer.ledger:Ledger.message",
         "udpfl.harmonizer.ledger:Ledger.would_exceed",
         "udpfl.harmonizer.ledger:Ledger.commit",
-        "udpfl.harmonizer.ledger:Ledger.forget_messages",
     ),
     "checkpoint": (
         "udpfl.federation.folder:RunFolder.write_checkpoint",

@@ -949,9 +949,9 @@ def test_noise_does_not_betray_the_sum_by_the_lattice_it_lies_on(kind):
     assert noise.dtype == torch.float32
     if kind == "laplace":
         size = noise.double().abs()
-    else:  # pairs are made within the blocks that are drawn at once
-        first = noise.double()[:65_536]
-        size = (first[:32_768].square() + first[32_768:].square()) / 2
+    else:  # a pair is one value of either half
+        first = noise.double()
+        size = (first[: n // 2].square() + first[n // 2 :].square()) / 2
     small = size[size < 0.05]
     assert len(small) > 1000
     steps = torch.exp(-small) * 2**24

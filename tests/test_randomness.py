@@ -97,8 +97,9 @@ def test_only_the_keyed_stream_can_be_replayed():
 def test_the_cipher_is_aes_256_in_counter_mode():
     """Blocks 0 and 1 under the key of zeros, from the AES known-answer tests of NIST."""
     pytest.importorskip("cryptography")
-    buffer = bytearray(48)
-    randomness._key_stream(memoryview(buffer), bytes(32))
+    row = torch.empty(6, dtype=torch.int64)
+    randomness._key_stream(bytes(32))(row)
+    buffer = row.numpy().tobytes()
     assert bytes(buffer[:16]).hex() == "dc95c078a2408989ad48a21492842087"
     second = bytes(buffer[16:32])
     assert second != bytes(buffer[:16])
@@ -118,6 +119,15 @@ def test_long_rows_never_repeat_a_piece():
 def test_a_longer_buffer_starts_with_the_shorter_one():
     short, long = words(Keyed(1), [KEY], 10), words(Keyed(1), [KEY], 1000)
     assert np.array_equal(long[0, :10], short[0])
+
+
+@pytest.mark.usefixtures("generator")
+def test_words_in_several_calls_are_those_of_one():
+    whole = words(Keyed(1), [KEY], 100_001)[0]
+    fill, row = Keyed(1).words(KEY, torch.device("cpu")), torch.empty(100_001, dtype=torch.int64)
+    for part in row.split([2, 60_000, 1, 39_998]):
+        fill(part)
+    assert np.array_equal(row.numpy(), whole)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
-from udpfl.engine.randomness import Key, PrivateStream
+from udpfl.engine.randomness import Key, PrivateStream, Words
 from udpfl.mechanisms import Mechanism
 
-_CACHED = 1 << 16
-"""Columns of noise that a CPU draws at once."""
+_COLUMNS = 1 << 19
+"""Columns of noise that a CPU draws at once. A lane's noise depends on this and on its key, and not
+on how many lanes there are."""
 
 
 class Noiser(ABC):
@@ -32,7 +34,7 @@ class Noiser(ABC):
 
 
 class MechanismNoiser(Noiser):
-    """Each lane its own mechanism; lanes that share one are drawn together."""
+    """Each lane its own mechanism; neighbours that share one are drawn together."""
 
     def __init__(self, mechanisms: Sequence[Mechanism]) -> None:
         self.mechanisms = tuple(mechanisms)
@@ -45,29 +47,40 @@ class MechanismNoiser(Noiser):
 
     def add(self, sums: Tensor, stream: PrivateStream, keys: Sequence[Key]) -> Tensor:
         noisy = torch.empty_like(sums)
-        for mechanism in dict.fromkeys(self.mechanisms):
-            rows = [i for i, own in enumerate(self.mechanisms) if own == mechanism]
-            words = torch.empty(len(rows), sums.shape[1], dtype=torch.int64, device=sums.device)
-            stream.fill(words, [keys[i] for i in rows])
-            # Drawn and added in double, rounded once. Noise that is made in float32 lies on a
-            # coarse lattice of its own: whoever guesses the sum can see whether it fits.
-            for part in self._blocks(sums):
-                noise = mechanism.draw(words[:, part], torch.float64)
-                if len(rows) == len(sums):
-                    noisy[:, part] = noise.add_(sums[:, part].double())
-                else:
-                    noisy[rows, part] = noise.add_(sums[rows, part].double()).float()
+        for mechanism, lanes in self._alike(sums):
+            words = [stream.words(key, sums.device) for key in keys[lanes]]
+            _add(mechanism, sums[lanes], noisy[lanes], words)
         return noisy
 
-    @staticmethod
-    def _blocks(sums: Tensor) -> Iterator[slice]:
-        """Columns that are drawn at once: on a CPU as many as stay in its caches.
+    def _alike(self, sums: Tensor) -> Iterator[tuple[Mechanism, slice]]:
+        """Neighbours with one mechanism: on a CPU as many as stay in its caches."""
+        most = max(1, 2 * _COLUMNS // max(1, sums.shape[1]))
+        most = most if sums.device.type == "cpu" else len(sums)
+        start = 0
+        for mechanism, same in groupby(self.mechanisms):
+            end = start + len(list(same))
+            for first in range(start, end, most):
+                yield mechanism, slice(first, min(first + most, end))
+            start = end
 
-        How many lanes there are must not matter: a lane's noise depends on its key alone.
-        """
-        columns = sums.shape[1]
-        size = _CACHED if sums.device.type == "cpu" else max(1, columns)
-        return (slice(start, start + size) for start in range(0, columns, size))
+
+def _add(mechanism: Mechanism, sums: Tensor, noisy: Tensor, words: Sequence[Words]) -> None:
+    """Noise for some lanes, a block of columns at a time.
+
+    Drawn and added in double, rounded once. Noise that is made in float32 lies on a coarse lattice
+    of its own: whoever guesses the sum can see whether it fits.
+    """
+    lanes, columns = sums.shape
+    size = max(1, min(columns, _COLUMNS) if sums.device.type == "cpu" else columns)
+    buffer = torch.empty(lanes, size, dtype=torch.int64, device=sums.device)
+    exact = torch.empty(lanes, size, dtype=torch.float64, device=sums.device)
+    for start in range(0, columns, size):
+        part = slice(start, min(start + size, columns))
+        drawn, own = (t[:, : part.stop - start] for t in (buffer, exact))
+        for fill, row in zip(words, drawn, strict=True):
+            fill(row)
+        own.copy_(sums[:, part])
+        noisy[:, part] = mechanism.draw(drawn, torch.float64).add_(own)
 
 
 class Noiseless(Noiser):

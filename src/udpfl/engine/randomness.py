@@ -1,4 +1,4 @@
-"""The private stream: every Poisson draw and every noise value comes out of one function, `fill`.
+"""The private stream: every Poisson draw and every noise value comes out of one function, `words`.
 
 A stream turns a key (run, client, round, step, purpose) into 256 bits and expands those on the
 device of the buffer: on a CPU with AES-256 in counter mode, which is both cryptographic and the
@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 try:
@@ -29,7 +30,10 @@ except ImportError:
 else:
     CRYPTOGRAPHIC = True
 
-_ZEROS = memoryview(bytes(1 << 18))
+Words = Callable[[Tensor], None]
+"""Fills an int64 vector with the next words of a key."""
+
+_ZEROS = memoryview(bytes(1 << 17))
 """What is encrypted to get the key stream, a piece that stays in the cache."""
 
 
@@ -52,10 +56,14 @@ class PrivateStream(ABC):
     def _bits(self, key: Key) -> bytes:
         """32 bytes for this key."""
 
+    def words(self, key: Key, device: torch.device) -> Words:
+        """The words of one key, one after the other, in as many calls as one likes."""
+        return _expanded(self._bits(key), device)
+
     def fill(self, buffer: Tensor, keys: Sequence[Key]) -> Tensor:
         """Fill row i of an int64 buffer with independent uniform words for keys[i]."""
         for row, key in zip(buffer, keys, strict=True):
-            _expand(row, self._bits(key))
+            self.words(key, row.device)(row)
         return buffer
 
     @contextmanager
@@ -96,30 +104,41 @@ class Keyed(PrivateStream):
         return blake2b(text.encode(), digest_size=32, key=self._seed, person=b"udpfl").digest()
 
 
-def _expand(row: Tensor, bits: bytes) -> None:
+def _expanded(bits: bytes, device: torch.device) -> Words:
     """Uniform words from 256 bits, each used once."""
-    if row.device.type == "cpu" and CRYPTOGRAPHIC:
-        _key_stream(row.numpy().data.cast("B"), bits)
-        return
+    if device.type == "cpu" and CRYPTOGRAPHIC:
+        return _key_stream(bits)
     words = np.frombuffer(bits, dtype=np.uint64)
-    if row.device.type == "cpu":
+    if device.type == "cpu":
         # 128 bits of key and 128 of counter; the low half of the counter starts at zero.
         counter = np.concatenate([np.zeros(2, np.uint64), words[2:]])
-        raw = np.random.Philox(key=words[:2], counter=counter).random_raw(row.numel())
-        row.copy_(torch.from_numpy(raw.view(np.int64)).view(row.shape))
-        return
-    generator = torch.Generator(row.device)
+        philox = np.random.Philox(key=words[:2], counter=counter)
+        return lambda row: _copied(philox.random_raw(row.numel()), row)
+    generator = torch.Generator(device)
     generator.manual_seed(int(words[0]) & (2**63 - 1))
     generator.set_offset(int(words[1] >> np.uint64(6)) * 4)  # a further 58 bits
+    return lambda row: _drawn(row, generator)
+
+
+def _copied(raw: NDArray[np.uint64], row: Tensor) -> None:
+    row.copy_(torch.from_numpy(raw.view(np.int64)).view(row.shape))
+
+
+def _drawn(row: Tensor, generator: torch.Generator) -> None:
     row.random_(-(2**63), None, generator=generator)
 
 
-def _key_stream(buffer: memoryview, key: bytes) -> None:
+def _key_stream(key: bytes) -> Words:
     """AES-256 in counter mode, from a counter of zero: no key is used twice."""
     stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
-    for start in range(0, len(buffer), len(_ZEROS)):
-        piece = buffer[start : start + len(_ZEROS)]
-        stream.update_into(_ZEROS[: len(piece)], piece)
+
+    def fill(row: Tensor) -> None:
+        buffer = row.numpy().data.cast("B")
+        for start in range(0, len(buffer), len(_ZEROS)):
+            piece = buffer[start : start + len(_ZEROS)]
+            stream.update_into(_ZEROS[: len(piece)], piece)
+
+    return fill
 
 
 def poisson_indices(stream: PrivateStream, key: Key, records: Tensor, rate: float) -> Tensor:

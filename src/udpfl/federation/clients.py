@@ -56,6 +56,8 @@ class Request:
     round: int
     received: Tensors
     learning_rate: float
+    settled: int = 0
+    """Rounds up to this one are safe with the server: it will not ask for them again."""
 
 
 @dataclass
@@ -154,17 +156,23 @@ class Clients:
                 )
             )
         try:
-            self._ledger.commit(charges)
+            self._ledger.commit(charges, request.settled)
         except BudgetExceeded:
             # Another process spent from the same budget meanwhile: charge one by one, and let only
             # those go whose budget is used up. What they computed is dropped, not released.
-            charges = [charge for charge in charges if self._committed(charge, sites, answers)]
+            charges = [
+                charge
+                for charge in charges
+                if self._committed(charge, request.settled, sites, answers)
+            ]
         names = {site.account: site.participant.name for site in sites}
         return {names[charge.account]: charge.message for charge in charges}
 
-    def _committed(self, charge: Charge, sites: Sequence[Site], answers: Answers) -> bool:
+    def _committed(
+        self, charge: Charge, settled: int, sites: Sequence[Site], answers: Answers
+    ) -> bool:
         try:
-            self._ledger.commit([charge])
+            self._ledger.commit([charge], settled)
         except BudgetExceeded as reason:
             name = next(s.participant.name for s in sites if s.account == charge.account)
             answers.refused[name] = str(reason)

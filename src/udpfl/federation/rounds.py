@@ -80,11 +80,12 @@ class Federation:
     def train(self, start: Tensor) -> Tensor:
         """All rounds, from the latest checkpoint on; returns the final parameters [d]."""
         server, average, done = self._restored(start)
-        saved = done
+        # Two checkpoints are kept, so clients keep their messages since the older one.
+        settled, saved = 0, done
         with _patient_interrupt() as interrupted:
             for round_ in range(done + 1, len(self.schedule) + 1):
                 began = time.perf_counter()
-                answers = self._ask(round_, server)
+                answers = self._ask(round_, server, settled)
                 if self._exhausted(answers, round_):
                     break
                 if not answers.messages:
@@ -97,9 +98,7 @@ class Federation:
                 self.folder.append_metrics(row)
                 if self._due(round_, self.config.training.checkpoint_every):
                     self._checkpoint(round_, server, average)
-                    # Two checkpoints are kept, so the messages since the older one are as well.
-                    self.ledger.forget_messages(self.run, saved + 1)
-                    saved = round_
+                    settled, saved = saved, round_
                 self.metrics.append(row)
                 for observer in self.observers:
                     observer.on_round(copy.deepcopy(row))
@@ -145,11 +144,11 @@ class Federation:
             named["average"] = average
         self.folder.write_checkpoint(round_, named, self.answered)
 
-    def _ask(self, round_: int, server: Tensors) -> Answers:
+    def _ask(self, round_: int, server: Tensors, settled: int) -> Answers:
         received = self.algorithm.broadcast(server)
         rate = learning_rate(self.config.training, round_)
         chosen = [self.sites[client] for client in self.schedule[round_ - 1]]
-        answers = self.clients.answer(Request(round_, received, rate), chosen)
+        answers = self.clients.answer(Request(round_, received, rate, settled), chosen)
         size = sum(tensor.numel() * tensor.element_size() for tensor in received.values())
         answers.bytes_down = size * len(chosen)
         device = server["model"].device

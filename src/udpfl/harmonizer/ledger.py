@@ -233,8 +233,11 @@ class Ledger:
 
     # Charging
 
-    def commit(self, charges: Sequence[Charge]) -> None:
+    def commit(self, charges: Sequence[Charge], settled: int = 0) -> None:
         """Charge and store all these answers, or none of them.
+
+        Nobody will ask again for a round up to `settled` of the same runs: those messages are
+        dropped to make room. Their charges and digests stay, and every client's latest state.
 
         Guarantee: on return every charge is on disk and within its account's budget, together with
         everything that any process charged before. On an exception nothing is stored, and no
@@ -251,6 +254,8 @@ class Ledger:
         self._check(charges, demand)
         with self._file.writing():
             self._check(charges, demand)
+            for run in {charge.run for charge in charges}:
+                self._outbox.forget(run, settled)
             self._store(priced)
 
     def _check(self, charges: Sequence[Charge], demand: Mapping[int, Counter[str]]) -> None:
@@ -334,11 +339,6 @@ class Ledger:
     def state(self, run: str, account: int) -> bytes | None:
         """What the client keeps from its latest answered round; None before the first."""
         return self._outbox.state(run, account)
-
-    def forget_messages(self, run: str, before_round: int) -> None:
-        """Drop the payloads of older rounds. Charges and digests stay, and each latest state."""
-        with self._file.writing():
-            self._outbox.forget(run, before_round)
 
     # For auditors
 

@@ -105,7 +105,7 @@ class LedgerFile:
         self._db.execute("PRAGMA foreign_keys = ON")
         if not read_only:
             # For a new file only: a message is many pages long, and each of them costs.
-            self._db.execute("PRAGMA page_size = 32768")
+            self._db.execute("PRAGMA page_size = 65536")
             self._write_ahead()
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.execute("PRAGMA fullfsync = ON")  # macOS: FULL alone stops at the disk's cache

@@ -54,17 +54,18 @@ class Outbox:
         )
         return None if not rows or rows[0][0] is None else bytes(rows[0][0])
 
-    def forget(self, run: str, before_round: int) -> None:
-        """Drop the payloads of older rounds, inside a transaction; digests and last states stay."""
+    def forget(self, run: str, settled: int) -> None:
+        """Drop the payloads of rounds up to `settled`, inside a transaction; digests and last
+        states stay."""
         self._file.write(
-            "UPDATE outbox SET message = NULL WHERE run = ? AND round < ? AND message IS NOT NULL",
-            *(run, before_round),
+            "UPDATE outbox SET message = NULL WHERE run = ? AND round <= ? AND message IS NOT NULL",
+            *(run, settled),
         )
         self._file.write(
-            "UPDATE outbox SET state = NULL WHERE run = ? AND round < ? AND state IS NOT NULL "
+            "UPDATE outbox SET state = NULL WHERE run = ? AND round <= ? AND state IS NOT NULL "
             "AND round < (SELECT max(round) FROM outbox AS later "
             "WHERE later.run = outbox.run AND later.account = outbox.account)",
-            *(run, before_round),
+            *(run, settled),
         )
 
     def problems(self) -> Iterator[str]:

@@ -53,13 +53,12 @@ def floats(words: Any, dtype: Any) -> Any:
     return words.to(dtype) if is_torch(words) else words.astype(dtype)
 
 
-def uniform(words: Any, dtype: Any) -> Any:
-    """Signed 64-bit random words as numbers in [-1, 1], never zero.
+def to_unit(signed: Any) -> Any:
+    """Turn `floats` of random words into numbers in [-1, 1], never zero, in place.
 
     The magnitude keeps 63 random bits. Small values keep their full relative precision even in
     float32, so tails far beyond 1e-12 occur with the right frequency.
     """
-    signed = floats(words, dtype)
     signed += 0.5  # the words w and -1 - w become exact opposites, and zero cannot occur
     signed *= 2.0**-63
     return signed
@@ -67,6 +66,6 @@ def uniform(words: Any, dtype: Any) -> Any:
 
 def tail_and_sign(words: Any, dtype: Any) -> tuple[Any, Any]:
     """Split signed 64-bit random words into a tail probability in (0, 1] and a sign."""
-    signed = uniform(words, dtype)
+    signed = to_unit(floats(words, dtype))
     xp = namespace(words)
     return xp.abs(signed), xp.copysign(xp.ones_like(signed), signed)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from udpfl.mechanisms.arrays import Floats, floats, namespace, normal_quantile, uniform
+from udpfl.mechanisms.arrays import Floats, floats, namespace, normal_quantile, to_unit
 from udpfl.mechanisms.base import Mechanism, positive
 
 
@@ -76,16 +76,17 @@ class Gaussian(Mechanism):
         """
         xp = namespace(words)
         dtype = dtype or xp.float32
-        half = words.shape[-1] // 2
-        radius = uniform(words[..., :half], dtype)
-        angle = floats(words[..., half : 2 * half], dtype)
-        angle *= math.pi * 2.0**-63
+        noise, half = floats(words, dtype), words.shape[-1] // 2
+        radius, angle = noise[..., :half], noise[..., half : 2 * half]
+        to_unit(radius)
         xp.log(xp.abs(radius, out=radius), out=radius)
         radius *= -2 * self.std * self.std
         xp.sqrt(radius, out=radius)
-        noise = xp.empty_like(words, dtype=dtype)
-        xp.multiply(radius, xp.cos(angle), out=noise[..., :half])
-        xp.multiply(radius, xp.sin(angle), out=noise[..., half : 2 * half])
+        angle *= math.pi * 2.0**-63
+        cosine = xp.cos(angle)
+        xp.sin(angle, out=angle)
+        angle *= radius
+        radius *= cosine
         if words.shape[-1] % 2:
             noise[..., -1:] = self.from_bits(words[..., -1:], dtype)
         return noise
