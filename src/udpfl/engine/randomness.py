@@ -33,8 +33,8 @@ else:
 Words = Callable[[Tensor], None]
 """Fills an int64 vector with the next words of a key."""
 
-_ZEROS = memoryview(bytes(1 << 17))
-"""What is encrypted to get the key stream, a piece that stays in the cache."""
+_ZEROS = memoryview(bytes(1 << 20))
+"""What is encrypted to get the key stream, a piece at a time."""
 
 
 class Key(NamedTuple):

@@ -96,7 +96,8 @@ def _full_size(x: Tensor, p: int) -> Tensor:
     Two such sizes are multiplied: one may vanish in float32 where the other one is huge.
     """
     if x.device.type == "cpu":  # where double precision costs more than a look at the result
-        size = sizes(x, p).double()
-        if bool(((size > 1e-20) & (size < 1e30)).all()):
+        size = sizes(x, p)
+        least, most = size.aminmax()
+        if least > 1e-20 and most < 1e30:
             return size
     return powers(x.double(), p).flatten(2).sum(2)

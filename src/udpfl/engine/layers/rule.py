@@ -26,6 +26,8 @@ Named = dict[str, Tensor]
 """Tensors by the name of the layer's parameter: "weight", "bias"."""
 
 _ROW = 2048
+_FEW = 1 << 15
+"""Numbers so few that double precision costs less than another call."""
 
 
 @dataclass
@@ -107,6 +109,8 @@ def sizes(full: Tensor, p: int) -> Tensor:
     adds in a tree.
     """
     rows = full.flatten(2).contiguous()
+    if rows.numel() <= _FEW:
+        return powers(rows.double(), p).sum(2)
     if p == 1 or rows.shape[2] % (whole := -(-rows.shape[2] // _ROW)):
         return powers(rows, p).sum(2).double()
     rows = rows.unflatten(2, (whole, -1))
