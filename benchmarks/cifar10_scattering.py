@@ -41,6 +41,8 @@ def trained(
     return {
         "seed": seed,
         "changes": CASES[case],
+        "device": device,
+        "machine": described(torch.get_num_threads()),
         "accuracy": result.accuracy,
         "privacy": str(result.privacy),
         "seconds": round(result.seconds, 1),
@@ -66,8 +68,7 @@ def main() -> None:
             row = trained(case, seed, chosen.data_dir, chosen.device, chosen.threads)
             rows.append(row)
             print(f"eps {case} seed {seed}: accuracy {row['accuracy']:.4f} in {row['seconds']} s")
-            machine = described(torch.get_num_threads())
-            everything = {"config": CONFIG, "machine": machine, "results": results}
+            everything = {"config": CONFIG, "results": results}
             chosen.out.write_text(json.dumps(everything, indent=1) + "\n")
     for case, rows in results.items():
         found = [row["accuracy"] for row in rows]

@@ -20,9 +20,11 @@ from typing import Any
 
 import torch
 
+import udpfl
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
-_PACKAGES = ("udpfl", "torch", "numpy", "opacus", "flwr", "ray")
+_PACKAGES = ("numpy", "opacus", "flwr", "ray")
 
 GIBIBYTE = str(1 << 30)
 SETTINGS: dict[str, dict[str, str]] = {
@@ -59,7 +61,9 @@ def described(threads: int) -> dict[str, Any]:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             found[package] = None
-    found["torch"] = torch.__version__
+    found |= {"torch": torch.__version__, "udpfl": udpfl.__version__}
+    if torch.cuda.is_available():
+        found["gpu"] = torch.cuda.get_device_name()
     return found
 
 

@@ -79,7 +79,13 @@ def profile_table(report: dict[str, Any]) -> str:
         text += (
             f"`{model}`: charging and checkpoint are {_percent(own, 'charging_and_checkpoint')} of "
             f"a round that is not evaluated, {_percent(own, 'durable')} with the packing of "
-            "messages.\n"
+            "messages;"
+        )
+        beside = own["side_by_side"]
+        text += (
+            f" with {beside['threads']} threads: "
+            f"{_percent(beside, 'charging_and_checkpoint')} and {_percent(beside, 'durable')} of "
+            f"{1e3 * beside['round']:.0f} ms.\n"
         )
     return text
 

@@ -6,7 +6,7 @@ alike. "udpfl" is a real run: `udpfl.run` with its ledger, messages, metrics and
 and Flower are measured where they are installed; Flower starts processes of its own, between the
 turns of nobody else.
 
-    python benchmarks/training.py [--rounds 15] [--settings default tuned] [--no-flower]
+    python benchmarks/training.py [--rounds 9] [--settings default tuned] [--no-flower]
 
 Writes results/training-cpu.json, .md and .png.
 """
@@ -116,7 +116,7 @@ def _repeated(options: argparse.Namespace) -> list[str]:
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=15, help="rounds that count, of each")
+    parser.add_argument("--rounds", type=int, default=9, help="rounds that count, of each")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--models", nargs="+", default=["cnn-small", "cnn"])
     parser.add_argument(
