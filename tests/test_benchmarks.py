@@ -89,7 +89,7 @@ def test_a_child_process_gets_the_setting_and_nothing_else(monkeypatch: pytest.M
 def test_time_in_an_inner_stage_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter([0.0, 1.0, 4.0, 10.0])  # outer begins, inner begins, inner ends, outer ends
     monkeypatch.setattr(stages.time, "perf_counter", lambda: next(ticks))
-    clock = stages.Clock()
+    clock = stages.Clock(tuple(stages.STAGES))
     inner = clock.wrapped("noise", lambda: None)
     clock.wrapped("rest of the steps", inner)()
     lap = clock.lap()
@@ -99,10 +99,11 @@ def test_time_in_an_inner_stage_counts_once(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_profile_covers_every_stage_and_leaves_nothing_behind() -> None:
     before = LaneModel.gradients
-    found = profile_training.profile(TOY, rounds=1)
+    found = profile_training.profile(TOY, rounds=1, threads=2)
     assert all(seconds > 0 for seconds in found["stages"].values()), found["stages"]
     assert sum(found["stages"].values()) == pytest.approx(found["round"])
-    assert 0 < found["charging_and_checkpoint_share"] < found["durable_share"] < 1
+    for shares in (found, found["side_by_side"]):
+        assert 0 < shares["charging_and_checkpoint_share"] < shares["durable_share"] < 1
     after = LaneModel.gradients
     assert after is before
 
