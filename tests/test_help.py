@@ -136,6 +136,8 @@ def test_bash_is_offered_verbs_options_keys_and_values():
     assert completed("run --set privacy.epsi") == ["privacy.epsilon="]
     assert "privacy.mechanism=laplace" in completed("config check x.toml --set privacy.mech")
     assert completed("plan --mechanism lap") == ["laplace"]
+    assert completed("run --track ") == ["tensorboard", "mlflow"]
+    assert completed("data fetch cif") == ["cifar10"]
     assert [line for line in completed("run conf") if line] == []  # left to the shell: a path
 
 

@@ -930,6 +930,12 @@ def test_history_and_export(used, tmp_path):
     table = call("history", used, "--client", "alice").stdout
     assert "gaussian (std 1.1), l2 clip 1 per record, sampled at 0.02" in table
     assert "bob" not in table
+    assert table.count("gaussian") == 1  # three rounds alike are one line, with their sum
+    assert "0–2" in table
+    assert " 15 " in table
+    every = call("history", used, "--client", "alice", "--all").stdout
+    assert every.count("gaussian") == 3
+    assert "0–2" not in every
     for name in ("charges.json", "charges.csv"):
         assert "wrote 6 charges" in call("export", used, tmp_path / name).stdout
     assert json.loads((tmp_path / "charges.json").read_text(encoding="utf-8")) == rows

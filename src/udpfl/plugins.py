@@ -42,6 +42,8 @@ def resolve(kind: Kind, name: str, built_in: Mapping[str, Any]) -> Any:
     if name in offered:
         return _from_package(key, name, offered[name])
     known = sorted({*built_in, *offered})
+    if kind == "mechanisms":
+        known.append("none")  # no mechanism, and a word of the configuration all the same
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
     raise InvalidInput(

@@ -105,7 +105,10 @@ def _rows(history: Any) -> Sequence[Any]:
     """The list of steps inside an accountant, its state or the list itself."""
     if isinstance(history, Mapping):
         if "history" not in history:
-            raise InvalidInput("history", f"is not in this state, which has {sorted(history)}")
+            raise InvalidInput(
+                "history",
+                f"is missing; an Opacus state_dict() has one, this has {sorted(history)}",
+            )
         mechanism, rows = history.get("mechanism", "rdp"), history["history"]
     elif hasattr(history, "history"):
         named = getattr(history, "mechanism", None)

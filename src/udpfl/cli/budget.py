@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import math
-import re
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,15 +15,21 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from udpfl.accounting import Composed, Event, PoissonSampled, PrivacyStatement, PureDP, Release
 from udpfl.accounting.accountant import check_choices
-from udpfl.accounting.events import Repeated, SecretlySelected, Shuffled, leaves
+from udpfl.accounting.described import described
+from udpfl.accounting.events import leaves
 from udpfl.accounting.imported import read_events, read_opacus
 from udpfl.accounting.statement import shown
-from udpfl.errors import InvalidInput, LedgerError, UdpflError, Unsupported
+from udpfl.cli.ledgers import (
+    account_to_charge,
+    accounts_of,
+    balance_of,
+    only_account,
+    open_ledger,
+)
+from udpfl.errors import InvalidInput, LedgerError, UdpflError
 from udpfl.harmonizer.budget import Budget
-from udpfl.harmonizer.charges import Account, Entry
-from udpfl.harmonizer.ledger import Ledger
+from udpfl.harmonizer.charges import Entry
 
 budget = typer.Typer(
     name="budget", help="What every client has spent of its privacy budget, and what is left."
@@ -44,39 +50,6 @@ def _root(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
-@dataclass(frozen=True)
-class Balance:
-    """One line of `udpfl budget show`."""
-
-    account: Account
-    releases: int
-    runs: tuple[str, ...]
-    statement: PrivacyStatement
-    budget: Budget | None
-    imported: int = 0
-    """How many of the releases were made elsewhere."""
-
-    @property
-    def left(self) -> float | None:
-        """The part of the budget's epsilon not spent yet; None where nothing can be said."""
-        if self.budget is None or self.statement.kind == "none":
-            return None
-        return max(0.0, 1 - self.statement.epsilon / self.budget.epsilon)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {
-            "client": self.account.client,
-            "fingerprint": self.account.fingerprint,
-            "releases": self.releases,
-            "imported": self.imported,
-            "statement": self.statement.to_dict(),
-            "budget": None if self.budget is None else asdict(self.budget),
-            "left": self.left,
-            "runs": list(self.runs),
-        }
-
-
 @budget.command()
 def show(
     ledger: LedgerPath,
@@ -93,8 +66,8 @@ def show(
     udpfl budget show runs/first --client alice
     """
     check_choices(delta, "best", "vector")
-    with _opened(ledger) as opened:
-        balances = [_balance(opened, account, delta) for account in _chosen(opened, client)]
+    with open_ledger(ledger) as opened:
+        balances = [balance_of(opened, account, delta) for account in accounts_of(opened, client)]
     if json_:
         typer.echo(json.dumps([balance.to_dict() for balance in balances], indent=2))
         return
@@ -142,16 +115,16 @@ def set_(
     udpfl budget set site.sqlite alice --epsilon 3 --delta 1e-5
     """
     wanted = Budget(epsilon, delta)
-    with _opened(ledger, read_only=False) as opened:
+    with open_ledger(ledger, read_only=False) as opened:
         if client == "all" and not opened.find("all"):
             everyone = opened.accounts()
             for account in everyone:
                 opened.set_budget(account.id, wanted)
             typer.echo(f"{len(everyone)} clients: budget ε = {epsilon:g} at δ = {delta:g}")
             return
-        account = _only(opened, client, fingerprint)
+        account = only_account(opened, client, fingerprint)
         opened.set_budget(account.id, wanted)
-        spent = _balance(opened, account, delta).statement
+        spent = balance_of(opened, account, delta).statement
     typer.echo(f"{client}: budget ε = {wanted.epsilon:g} at δ = {wanted.delta:g}; so far {spent}")
 
 
@@ -187,17 +160,17 @@ def import_(
     """
     if (opacus is None) == (events is None):
         raise InvalidInput("opacus", "exactly one of --opacus and --events is needed")
-    if opacus is not None:
-        source, event = "opacus, assuming Poisson sampling", read_opacus(opacus)
-    else:
-        assert events is not None
-        source, event = "events", read_events(events)
-    with _opened(ledger, read_only=False) as opened:
+    with open_ledger(ledger, read_only=False) as opened:
         if problems := opened.verify():
             raise LedgerError(f"the ledger is not sound, nothing is charged to it: {problems[0]}")
-        account = _holder(opened, client, fingerprint)
+        if opacus is not None:
+            source, event = "opacus, assuming Poisson sampling", read_opacus(opacus)
+        else:
+            assert events is not None
+            source, event = "events", read_events(events)
+        account = account_to_charge(opened, client, fingerprint)
         opened.import_charge(account.id, event, source=source, note=note)
-        balance = _balance(opened, account, 1e-5)
+        balance = balance_of(opened, account, 1e-5)
     releases = sum(leaves(event).values())
     typer.echo(f"{client}: imported {releases:,} releases; now {balance.statement}")
     own = balance.budget
@@ -206,30 +179,63 @@ def import_(
 
 
 @budget.command()
-def history(ledger: LedgerPath, client: ClientName = None, json_: Json = False) -> None:
-    """Every charge in the order it was made.
+def history(
+    ledger: LedgerPath,
+    client: ClientName = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="A line for every charge instead of one for all alike.")
+    ] = False,
+    json_: Json = False,
+) -> None:
+    """What was charged, in the order it was made: one line for all rounds of a run that are alike.
 
     Example:
 
     udpfl budget history runs/first --client alice
     """
-    with _opened(ledger) as opened:
-        entries = [e for account in _chosen(opened, client) for e in opened.history(account.id)]
+    with open_ledger(ledger) as opened:
+        accounts = accounts_of(opened, client)
+        entries = [entry for account in accounts for entry in opened.history(account.id)]
     entries.sort(key=lambda entry: entry.id)
     if json_:
         typer.echo(json.dumps([_plain(entry) for entry in entries], indent=2))
         return
     table = Table("when", "client", "data", "run")
-    table.add_column("round", justify="right")
+    table.add_column("rounds", justify="right")
     table.add_column("times", justify="right")
     table.add_column("release")
-    for entry in entries:
-        when = entry.charged_at[:19].replace("T", " ")
+    for line in _lines(entries, every=every):
+        first, last = line.first, line.last
+        rounds = str(first.round) if first.round == last.round else f"{first.round}–{last.round}"
         table.add_row(
-            *(when, entry.client, entry.fingerprint[:8], entry.run, str(entry.round)),
-            *(f"{entry.count:,}", _release(entry)),
+            *(_minute(first), first.client, first.fingerprint[:8], first.run, rounds),
+            *(f"{line.times:,}", _release(first)),
         )
     Console().print(table)
+
+
+@dataclass
+class _Line:
+    """Charges that differ in their round alone."""
+
+    first: Entry
+    last: Entry
+    times: int = 0
+
+
+def _lines(entries: Iterable[Entry], *, every: bool) -> list[_Line]:
+    """The lines of a history, in the order in which they begin."""
+    lines: dict[tuple[Any, ...], _Line] = {}
+    for entry in entries:
+        alike = (entry.client, entry.fingerprint, entry.run, entry.event_json, entry.note)
+        line = lines.setdefault((entry.id,) if every else alike, _Line(entry, entry))
+        line.last = entry
+        line.times += entry.count
+    return list(lines.values())
+
+
+def _minute(entry: Entry) -> str:
+    return entry.charged_at[:19].replace("T", " ")
 
 
 @budget.command()
@@ -245,7 +251,7 @@ def export(
     """
     if file.suffix.lower() not in (".csv", ".json"):
         raise InvalidInput("file", f"must end in .csv or .json, got {file.name!r}")
-    with _opened(ledger) as opened:
+    with open_ledger(ledger) as opened:
         entries = list(opened.history())
     if file.suffix.lower() == ".json":
         text = json.dumps([_plain(entry) for entry in entries], indent=2) + "\n"
@@ -271,7 +277,7 @@ def verify(ledger: LedgerPath) -> None:
     udpfl budget verify site.sqlite
     """
     try:
-        with _opened(ledger) as opened:
+        with open_ledger(ledger) as opened:
             problems = opened.verify()
             if not problems:
                 charges, clients = len(list(opened.history())), len(opened.accounts())
@@ -284,70 +290,6 @@ def verify(ledger: LedgerPath) -> None:
     typer.echo(f"sound: {charges:,} charges of {clients:,} clients")
 
 
-def _opened(path: Path, *, read_only: bool = True) -> Ledger:
-    """The ledger of that name, or of that run's folder; never a new one."""
-    file = _of_run(path) if path.is_dir() else path
-    if not file.is_file():
-        raise InvalidInput("ledger", f"there is no ledger {str(file)!r}")
-    return Ledger(file, read_only=read_only)
-
-
-def _of_run(folder: Path) -> Path:
-    """The ledger that a run charged: its own, or the shared one it names."""
-    try:
-        shared = json.loads((folder / "run.json").read_text())["ledger"]
-    except (OSError, ValueError, KeyError):
-        shared = None
-    return Path(shared) if shared else folder / "ledger.sqlite"
-
-
-def _chosen(ledger: Ledger, client: str | None) -> list[Account]:
-    if client is None:
-        return ledger.accounts()
-    accounts = ledger.find(client)
-    if not accounts:
-        names = sorted({account.client for account in ledger.accounts()})
-        known = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
-        raise InvalidInput("client", f"{client!r} is not in this ledger, which has {known}")
-    return accounts
-
-
-def _only(ledger: Ledger, client: str, fingerprint: str) -> Account:
-    """The one account of the client whose fingerprint begins like this."""
-    accounts = [a for a in _chosen(ledger, client) if a.fingerprint.startswith(fingerprint)]
-    if len(accounts) != 1:
-        known = ", ".join(account.fingerprint for account in ledger.find(client))
-        raise InvalidInput(
-            "fingerprint", f"must say which data of {client} is meant; there is {known}"
-        )
-    return accounts[0]
-
-
-def _holder(ledger: Ledger, client: str, fingerprint: str) -> Account:
-    """The account to charge; a new one only for data that is named in full and new here."""
-    if not re.fullmatch("[0-9a-f]{32}", fingerprint):  # as `udpfl.data.Records.fingerprint` gives
-        return _only(ledger, client, fingerprint)
-    if known := ledger.other_names(client, fingerprint):
-        raise InvalidInput("fingerprint", f"this data is known as {known[0]}: charge that client")
-    return Account(ledger.account(client, fingerprint), client, fingerprint)
-
-
-def _balance(ledger: Ledger, account: Account, delta: float) -> Balance:
-    own = ledger.budget(account.id)
-    entries = list(ledger.history(account.id))
-    try:
-        statement = ledger.statement(account.id, own.delta if own else delta)
-    except (
-        Unsupported,
-        InvalidInput,
-    ) as reason:  # one client's trouble hides nobody else's spending
-        statement = PrivacyStatement.none(f"cannot be accounted: {reason}")
-    runs = tuple(dict.fromkeys(entry.run for entry in entries if not entry.imported))
-    releases = sum(entry.count for entry in entries)
-    imported = sum(entry.count for entry in entries if entry.imported)
-    return Balance(account, releases, runs, statement, own, imported)
-
-
 def _plain(entry: Entry) -> dict[str, Any]:
     plain = asdict(entry)
     return {**plain, "event": json.loads(plain.pop("event_json"))}
@@ -355,31 +297,7 @@ def _plain(entry: Entry) -> dict[str, Any]:
 
 def _release(entry: Entry) -> str:
     try:
-        said = [] if entry.event is None else [_described(entry.event)]
+        said = [] if entry.event is None else [described(entry.event)]
         return "; ".join([*said, entry.note] if entry.note else said)
     except UdpflError as error:
         return f"unreadable: {error}"
-
-
-def _described(event: Event) -> str:
-    match event:
-        case Release(mechanism, sensitivity, unit):
-            values = ", ".join(
-                f"{name} {value:.4g}" for name, value in mechanism.parameters.items()
-            )
-            clip = f"{sensitivity.norm} clip {sensitivity.bound:g} per {unit}"
-            return f"{mechanism.name} ({values}), {clip}"
-        case PureDP(epsilon):
-            return f"any {epsilon:g}-DP answer"
-        case PoissonSampled(rate, inner):
-            return f"{_described(inner)}, sampled at {rate:g}"
-        case SecretlySelected(probability, inner):
-            return f"{_described(inner)}, in secret with probability {probability:g}"
-        case Shuffled(inner, clients):
-            return f"{_described(inner)}, shuffled among {clients:,}"
-        case Repeated(inner, count):
-            return f"{count:,} times {_described(inner)}"
-        case Composed(events):
-            return "; ".join(_described(inner) for inner in events)
-        case _:
-            raise Unsupported(f"not an event that can be stored: {event!r}")

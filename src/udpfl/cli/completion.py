@@ -1,4 +1,4 @@
-"""What the shell offers after `--set`: the keys of a configuration, and values where they are few.
+"""What the shell offers: names, and after `--set` the keys of a configuration and their values.
 
 The shell waits for every answer, so nothing here may import torch.
 """
@@ -6,7 +6,7 @@ The shell waits for every answer, so nothing here may import torch.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +23,15 @@ NAMED = {
     "privacy.mechanism": "mechanisms",
     "training.algorithm": "algorithms",
 }
+
+
+def one_of(names: Iterable[str]) -> Callable[[str], list[str]]:
+    """Completes to those of the names that begin like what was typed."""
+
+    def beginning(incomplete: str) -> list[str]:
+        return [name for name in names if name.startswith(incomplete)]
+
+    return beginning
 
 
 def assignments(incomplete: str) -> list[tuple[str, str]]:

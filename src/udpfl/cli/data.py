@@ -24,6 +24,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from udpfl.cli.completion import one_of
 from udpfl.data.checking import Finding, findings, presences
 from udpfl.data.fetching import Progress as Report
 from udpfl.data.fetching import fetch as download
@@ -117,7 +118,14 @@ def check(
 
 @data.command()
 def fetch(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The data set, as in `data list`.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="The data set, as in `data list`.",
+            autocompletion=one_of(SOURCES),
+        ),
+    ],
     data_dir: DataDir = None,
     source: Annotated[
         str | None,

@@ -26,7 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from udpfl.accounting.statement import shown
-from udpfl.cli.completion import assignments
+from udpfl.cli.completion import assignments, one_of
 from udpfl.config import load
 from udpfl.errors import InvalidInput
 
@@ -64,7 +64,10 @@ def run(
     ] = None,
     track: Annotated[
         list[str] | None,
-        typer.Option(help="Also log to tensorboard or mlflow. May be repeated."),
+        typer.Option(
+            help="Also log to tensorboard or mlflow. May be repeated.",
+            autocompletion=one_of(["tensorboard", "mlflow"]),
+        ),
     ] = None,
     json_: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of a report.")

@@ -1,0 +1,40 @@
+"""Events in words, for whoever reads a ledger."""
+
+from __future__ import annotations
+
+from udpfl.accounting.events import (
+    Composed,
+    Event,
+    PoissonSampled,
+    PureDP,
+    Release,
+    Repeated,
+    SecretlySelected,
+    Shuffled,
+)
+from udpfl.errors import Unsupported
+
+
+def described(event: Event) -> str:
+    """One phrase: which noise, at which clip, how often."""
+    match event:
+        case Release(mechanism, sensitivity, unit):
+            values = ", ".join(
+                f"{name} {value:.4g}" for name, value in mechanism.parameters.items()
+            )
+            clip = f"{sensitivity.norm} clip {sensitivity.bound:g} per {unit}"
+            return f"{mechanism.name} ({values}), {clip}"
+        case PureDP(epsilon):
+            return f"any {epsilon:g}-DP answer"
+        case PoissonSampled(rate, inner):
+            return f"{described(inner)}, sampled at {rate:g}"
+        case SecretlySelected(probability, inner):
+            return f"{described(inner)}, in secret with probability {probability:g}"
+        case Shuffled(inner, clients):
+            return f"{described(inner)}, shuffled among {clients:,}"
+        case Repeated(inner, count):
+            return f"{count:,} times {described(inner)}"
+        case Composed(events):
+            return "; ".join(described(inner) for inner in events)
+        case _:
+            raise Unsupported(f"not an event that can be stored: {event!r}")

@@ -1,0 +1,112 @@
+"""Ledgers, accounts and balances as the commands of `udpfl budget` look for them."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from udpfl.accounting import PrivacyStatement
+from udpfl.errors import InvalidInput, Unsupported
+from udpfl.harmonizer.budget import Budget
+from udpfl.harmonizer.charges import Account
+from udpfl.harmonizer.ledger import Ledger
+
+
+@dataclass(frozen=True)
+class Balance:
+    """One line of `udpfl budget show`."""
+
+    account: Account
+    releases: int
+    runs: tuple[str, ...]
+    statement: PrivacyStatement
+    budget: Budget | None
+    imported: int = 0
+    """How many of the releases were made elsewhere."""
+
+    @property
+    def left(self) -> float | None:
+        """The part of the budget's epsilon not spent yet; None where nothing can be said."""
+        if self.budget is None or self.statement.kind == "none":
+            return None
+        return max(0.0, 1 - self.statement.epsilon / self.budget.epsilon)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "client": self.account.client,
+            "fingerprint": self.account.fingerprint,
+            "releases": self.releases,
+            "imported": self.imported,
+            "statement": self.statement.to_dict(),
+            "budget": None if self.budget is None else asdict(self.budget),
+            "left": self.left,
+            "runs": list(self.runs),
+        }
+
+
+def open_ledger(path: Path, *, read_only: bool = True) -> Ledger:
+    """The ledger of that name, or of that run's folder; never a new one."""
+    file = _of_run(path) if path.is_dir() else path
+    if not file.is_file():
+        raise InvalidInput("ledger", f"there is no ledger {str(file)!r}")
+    return Ledger(file, read_only=read_only)
+
+
+def _of_run(folder: Path) -> Path:
+    """The ledger that a run charged: its own, or the shared one it names."""
+    try:
+        shared = json.loads((folder / "run.json").read_text())["ledger"]
+    except (OSError, ValueError, KeyError):
+        shared = None
+    return Path(shared) if shared else folder / "ledger.sqlite"
+
+
+def accounts_of(ledger: Ledger, client: str | None) -> list[Account]:
+    """Every account, or those of one client, which has to exist."""
+    if client is None:
+        return ledger.accounts()
+    accounts = ledger.find(client)
+    if not accounts:
+        names = sorted({account.client for account in ledger.accounts()})
+        known = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
+        raise InvalidInput("client", f"{client!r} is not in this ledger, which has {known}")
+    return accounts
+
+
+def only_account(ledger: Ledger, client: str, fingerprint: str) -> Account:
+    """The one account of the client whose fingerprint begins like this."""
+    accounts = [a for a in accounts_of(ledger, client) if a.fingerprint.startswith(fingerprint)]
+    if len(accounts) != 1:
+        known = ", ".join(account.fingerprint for account in ledger.find(client))
+        raise InvalidInput(
+            "fingerprint", f"must say which data of {client} is meant; there is {known}"
+        )
+    return accounts[0]
+
+
+def account_to_charge(ledger: Ledger, client: str, fingerprint: str) -> Account:
+    """The account to charge; a new one only for data that is named in full and new here."""
+    if not re.fullmatch("[0-9a-f]{32}", fingerprint):  # as `udpfl.data.Records.fingerprint` gives
+        return only_account(ledger, client, fingerprint)
+    if known := ledger.other_names(client, fingerprint):
+        raise InvalidInput("fingerprint", f"this data is known as {known[0]}: charge that client")
+    return Account(ledger.account(client, fingerprint), client, fingerprint)
+
+
+def balance_of(ledger: Ledger, account: Account, delta: float) -> Balance:
+    """What the account has spent, at the delta of its budget or, without one, at this."""
+    own = ledger.budget(account.id)
+    entries = list(ledger.history(account.id))
+    try:
+        statement = ledger.statement(account.id, own.delta if own else delta)
+    except (Unsupported, InvalidInput) as reason:
+        # One client's trouble hides nobody else's spending.
+        statement = PrivacyStatement.none(f"cannot be accounted: {reason}")
+    runs = tuple(dict.fromkeys(entry.run for entry in entries if not entry.imported))
+    releases = sum(entry.count for entry in entries)
+    imported = sum(entry.count for entry in entries if entry.imported)
+    return Balance(account, releases, runs, statement, own, imported)
