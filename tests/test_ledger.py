@@ -566,6 +566,20 @@ def test_old_messages_are_dropped_and_stay_charged(ledger, path):
     assert ledger.statement(alice, 0.0).epsilon == pytest.approx(0.5)
 
 
+def test_dropped_messages_leave_their_room_to_others(ledger, path):
+    """A row that only shrinks would keep a page of its own."""
+    clients = [ledger.account(name, name) for name in ("alice", "bob", "carol")]
+    sizes = []
+    for round_ in range(80):
+        message, state = bytes(50_000 + round_), bytes(3_000)
+        sent = [charge(each, round_, TENTH, message=message, state=state) for each in clients]
+        ledger.commit(sent, settled=round_ - 2)
+        ledger._file._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        sizes.append(path.stat().st_size)
+    assert sizes[-1] <= 1.3 * sizes[10]
+    assert ledger.verify() == []
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [("round", -1), ("round", 1.0), ("round", True), ("message", "text"), ("state", None)],

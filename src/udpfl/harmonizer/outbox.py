@@ -57,12 +57,15 @@ class Outbox:
     def forget(self, run: str, settled: int) -> None:
         """Drop the payloads of rounds up to `settled`, inside a transaction; digests and last
         states stay."""
+        # Rows are written anew: SQLite joins the pages of deleted rows, not of rows that shrank.
         self._file.write(
-            "UPDATE outbox SET message = NULL WHERE run = ? AND round <= ? AND message IS NOT NULL",
+            "INSERT OR REPLACE INTO outbox SELECT run, account, round, NULL, state, digest "
+            "FROM outbox WHERE run = ? AND round <= ? AND message IS NOT NULL",
             *(run, settled),
         )
         self._file.write(
-            "UPDATE outbox SET state = NULL WHERE run = ? AND round <= ? AND state IS NOT NULL "
+            "INSERT OR REPLACE INTO outbox SELECT run, account, round, message, NULL, digest "
+            "FROM outbox WHERE run = ? AND round <= ? AND state IS NOT NULL "
             "AND round < (SELECT max(round) FROM outbox AS later "
             "WHERE later.run = outbox.run AND later.account = outbox.account)",
             *(run, settled),
