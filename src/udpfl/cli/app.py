@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from udpfl import __version__
+from udpfl.cli.audit import audit
 from udpfl.cli.budget import budget
 from udpfl.cli.config import config
 from udpfl.cli.data import data
@@ -26,6 +27,7 @@ app = typer.Typer(
 app.command()(run)
 app.command()(plan)
 app.command()(report)
+app.add_typer(audit, name="audit")
 app.add_typer(budget, name="budget")
 app.add_typer(config, name="config")
 app.add_typer(data, name="data")

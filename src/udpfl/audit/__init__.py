@@ -1,0 +1,8 @@
+"""The product tests its own claims as an adversary would. Needs the extra `train`."""
+
+from udpfl.audit.canaries import canary
+from udpfl.audit.mechanism import audit_releases
+from udpfl.audit.verdict import Test, Verdict
+from udpfl.audit.worlds import Releases
+
+__all__ = ["Releases", "Test", "Verdict", "audit_releases", "canary"]

@@ -1,0 +1,58 @@
+"""Canaries: the change that one record makes to a clipped sum, chosen by the adversary."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from udpfl.accounting.sensitivity import Sensitivity
+from udpfl.errors import InvalidInput
+
+Floats = NDArray[np.float64]
+_ORDER = {"l1": 1, "l2": 2, "linf": np.inf}
+
+
+def canary(name: str, sensitivity: Sensitivity) -> Floats:
+    """The shift of a sum by one record, at the bound: "dirac", "dense", or the file of a gradient.
+
+    A dirac changes one coordinate and cannot tell scalar accounting from the truth. A dense one
+    changes all of them alike. A file (.npy, or text) holds a gradient, which is clipped.
+    """
+    dimension = sensitivity.coordinates
+    if name == "dirac":
+        shift = np.zeros(dimension)
+        shift[0] = sensitivity.bound
+    elif name == "dense":
+        shift = _clipped(np.ones(dimension), sensitivity, stretch=True)
+    else:
+        shift = _clipped(_read(Path(name)), sensitivity)
+        if len(shift) != dimension:
+            raise InvalidInput(
+                "canary", f"{name} has {len(shift)} numbers, the dimension is {dimension}"
+            )
+    return shift
+
+
+def _clipped(gradient: Floats, sensitivity: Sensitivity, *, stretch: bool = False) -> Floats:
+    """As the engine clips: scaled down to the bound, or for linf every coordinate by itself."""
+    bound = sensitivity.bound
+    if sensitivity.norm == "linf" and not stretch:
+        return np.clip(gradient, -bound, bound)
+    size = float(np.linalg.norm(gradient, _ORDER[sensitivity.norm]))
+    return gradient * (bound / size if stretch else min(1.0, bound / size))
+
+
+def _read(path: Path) -> Floats:
+    if not path.is_file():
+        raise InvalidInput("canary", f"must be dirac, dense or a file, got {str(path)!r}")
+    try:
+        read: Any = np.load(path, allow_pickle=False) if path.suffix == ".npy" else np.loadtxt(path)
+        gradient = np.asarray(read, dtype=np.float64).ravel()
+    except (OSError, ValueError) as error:
+        raise InvalidInput("canary", f"{str(path)!r} holds no numbers: {error}") from None
+    if not np.isfinite(gradient).all() or not gradient.any():
+        raise InvalidInput("canary", f"{str(path)!r} must be finite and not all zero")
+    return gradient

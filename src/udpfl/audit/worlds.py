@@ -1,0 +1,76 @@
+"""The two worlds an adversary has to tell apart: with a record, and without it.
+
+Noise and sampling come from the very code that training uses. In either world the adversary sees
+every release and computes how much more probable it is with the record than without: no other score
+tells the worlds apart better (Neyman and Pearson 1933).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from udpfl.audit.canaries import Floats
+from udpfl.engine.noise import MechanismNoiser, Noiser
+from udpfl.engine.randomness import Entropy, Key, PrivateStream, poisson_indices
+from udpfl.mechanisms import Mechanism
+
+_AT_ONCE = 1 << 21
+"""Numbers that are drawn at once."""
+
+
+@dataclass(frozen=True)
+class Releases:
+    """What is repeated: a sum that one record shifts, plus noise, a number of times."""
+
+    mechanism: Mechanism
+    """The noise that is claimed; the adversary's score is about this."""
+    shift: Floats
+    """What the record adds to the sum whenever it takes part."""
+    steps: int = 1
+    rate: float = 1.0
+
+    def scores(
+        self,
+        trials: int,
+        *,
+        present: bool,
+        stream: PrivateStream | None = None,
+        noiser: Noiser | None = None,
+    ) -> Floats:
+        """The log-likelihood ratio of every trial, in the world with or without the record.
+
+        `noiser` adds the noise in place of the engine's own, to see whether a wrong one is caught.
+        """
+        used = np.flatnonzero(self.shift)  # elsewhere both worlds look the same
+        shift = torch.from_numpy(self.shift[used]).float()
+        source = stream or Entropy()
+        adds = noiser or MechanismNoiser([self.mechanism])
+        size = max(1, _AT_ONCE // max(1, len(used)))
+        found = []
+        for start in range(0, trials, size):
+            count, world = min(size, trials - start), f"{present} from {start}"
+            total = np.zeros(count)
+            for step in range(self.steps):
+                sums = torch.zeros(count, len(used))
+                if present:
+                    key = Key("audit", world, 0, step, "sampling")
+                    sums[poisson_indices(source, key, torch.arange(count), self.rate)] = shift
+                # All these trials in one row: noise does not know where a trial ends.
+                noisy = adds.add(sums.view(1, -1), source, [Key("audit", world, 0, step)])
+                total += self._score(noisy.view(count, -1), shift)
+            found.append(total)
+        return np.concatenate(found)
+
+    def _score(self, released: Tensor, shift: Tensor) -> Floats:
+        density = self.mechanism.log_density
+        y, v = released.double().numpy(), shift.double().numpy()
+        score: Floats = (density(y - v) - density(y)).sum(1)
+        return (
+            score
+            if self.rate == 1
+            else np.logaddexp(np.log1p(-self.rate), np.log(self.rate) + score)
+        )

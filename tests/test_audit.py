@@ -1,0 +1,351 @@
+"""The auditor: bounds against exact probabilities, verdicts against what theory predicts."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+
+from udpfl import Gaussian, Laplace, Release, Sensitivity, Staircase, account, plan
+from udpfl.audit import Releases, audit_releases, canary
+from udpfl.audit.bounds import (
+    delta_proved,
+    epsilon_proved,
+    gaussian_epsilon,
+    gaussian_estimate,
+    least_rate,
+    most_rate,
+    one_run_probability,
+    one_run_proved,
+)
+from udpfl.audit.mechanism import judged
+from udpfl.audit.verdict import Test as Counted
+from udpfl.audit.verdict import Verdict
+from udpfl.cli import main
+from udpfl.engine import Keyed, LaneModel, MechanismNoiser
+from udpfl.errors import InvalidInput
+
+BOUND = Sensitivity(1.0, "l2", 1000)
+
+
+# Bounds
+
+
+@pytest.mark.parametrize("error", [0.05, 0.3])
+@pytest.mark.parametrize("trials", [1, 7, 40])
+def test_rates_are_covered_as_often_as_promised(trials, error):
+    """Exactly, by adding up the binomial distribution."""
+    hits = np.arange(trials + 1)
+    low = np.array([least_rate(int(h), trials, error) for h in hits])
+    high = np.array([most_rate(int(h), trials, error) for h in hits])
+    for rate in np.linspace(0, 1, 101):
+        chance = stats.binom.pmf(hits, trials, rate)
+        assert chance[low > rate].sum() <= error + 1e-12
+        assert chance[high < rate].sum() <= error + 1e-12
+    assert low[0] == 0
+    assert high[-1] == 1
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 0.0), (1.0, 0.1), (2.0, 0.01)])
+def test_a_true_claim_is_rarely_excluded(epsilon, delta):
+    """The pair of rates that the claim just allows, every outcome by its exact probability."""
+    trials, error, false = 40, 0.1, 0.2
+    rate = min(1.0, math.exp(epsilon) * false + delta)
+    hits = np.arange(trials + 1)
+    wrong = np.array(
+        [
+            [epsilon_proved(int(h), trials, int(f), trials, delta, error) > epsilon for f in hits]
+            for h in hits
+        ]
+    )
+    chance = np.outer(stats.binom.pmf(hits, trials, rate), stats.binom.pmf(hits, trials, false))
+    assert chance[wrong].sum() <= error
+    assert wrong.any()
+
+
+def test_both_forms_of_the_bound_agree():
+    """delta at the epsilon that is just excluded is the delta it is excluded at."""
+    for delta in (0.0, 1e-3):
+        proved = epsilon_proved(300, 1000, 20, 1000, delta, 0.05)
+        assert delta_proved(300, 1000, 20, 1000, proved, 0.05) == pytest.approx(delta, abs=1e-12)
+    assert epsilon_proved(20, 1000, 300, 1000, 0.0, 0.05) == 0
+
+
+def test_perfect_separation_proves_what_the_trials_allow():
+    for trials in (1_000, 100_000):  # about ln(n / 3.7) where each rate has an error of 2.5 %
+        proved = epsilon_proved(trials, trials, 0, trials, 0.0, 0.05)
+        assert proved == pytest.approx(math.log(trials / 3.7), abs=0.02)
+
+
+@pytest.mark.parametrize("std", [3.731, 1.081, 0.6])
+def test_gaussian_epsilon_is_the_accountants(std):
+    stated = account(Release(Gaussian(std), Sensitivity(1.0)), 1e-5, "pld").epsilon
+    assert gaussian_epsilon(1 / std, 1e-5) == pytest.approx(stated, rel=1e-3)
+
+
+ONE_RUN = [  # canaries, guesses, right ones; epsilon at delta = 1e-5 and at 0, at 95 %
+    (1000, 100, 100, 3.465, 3.493),
+    (1000, 100, 95, 2.165, 2.172),
+    (1000, 600, 600, 5.270, 5.297),
+    (1000, 1000, 600, 0.297, 0.297),
+    (1000, 1000, 1000, 5.782, 5.809),
+    (5000, 500, 480, 2.783, 2.795),
+    (100, 100, 100, 3.490, 3.493),
+]
+
+
+@pytest.mark.parametrize(("canaries", "guesses", "right", "approximate", "pure"), ONE_RUN)
+def test_one_run_bounds_of_the_literature(canaries, guesses, right, approximate, pure):
+    assert one_run_proved(canaries, guesses, right, 1e-5, 0.05) == pytest.approx(
+        approximate, abs=6e-4
+    )
+    assert one_run_proved(canaries, guesses, right, 0.0, 0.05) == pytest.approx(pure, abs=6e-4)
+
+
+def test_one_run_on_randomised_response_is_exact():
+    """Guessing what an epsilon-DP answer says is right with probability e^eps / (1 + e^eps)."""
+    epsilon, guesses = 1.3, 60
+    right = np.arange(guesses + 1)
+    chance = stats.binom.pmf(right, guesses, 1 / (1 + math.exp(-epsilon)))
+    wrong = [one_run_proved(guesses, guesses, int(v), 0.0, 0.05) > epsilon for v in right]
+    assert 0.01 < chance[wrong].sum() <= 0.05
+    assert one_run_probability(60, 60, 0, epsilon, 1e-3) == 1
+    with pytest.raises(InvalidInput, match="guesses"):
+        one_run_probability(10, 11, 3, 1.0, 0.0)
+
+
+# Power
+
+
+def test_power_is_what_happens():
+    """Rates at the detectable epsilon refute nearly always; rates that the claim allows do not."""
+    test = Counted("", 0, 5000, 250, 5000, 0.0, 0.025)
+    claimed, rng = 1.0, np.random.default_rng(0)
+    found = test.detectable(claimed)
+    assert claimed < found < 1.5
+    refuted = {}
+    for true in (claimed, found):
+        hits = rng.binomial(5000, 0.05 * math.exp(true), 2000)
+        false = rng.binomial(5000, 0.05, 2000)
+        refuted[true] = np.mean(
+            [
+                epsilon_proved(int(h), 5000, int(f), 5000, 0.0, 0.025) > claimed
+                for h, f in zip(hits, false, strict=True)
+            ]
+        )
+    assert refuted[found] > 0.98
+    assert refuted[claimed] <= 0.025 + 4 * math.sqrt(0.025 / 2000)
+
+
+def test_too_few_trials_are_admitted():
+    verdict = Verdict("", 8.0, 0.0, (Counted("", 0, 100, 50, 100, 0.0, 0.05),), 0.05)
+    assert math.isinf(verdict.detectable)
+    assert "too few trials" in verdict.power
+    assert verdict.to_dict()["detectable"] == "inf"
+
+
+# Four arms: noise, the claim it was calibrated to, and what an adversary makes of it
+
+
+def audited(mechanism, epsilon, delta, accounting, bird, trials, dimension=1000, **more):
+    row = plan(
+        mechanism,
+        epsilon=epsilon,
+        delta=delta,
+        steps=more.get("steps", 1),
+        sampling_rate=more.get("rate", 1.0),
+        dimension=dimension,
+        accounting=accounting,
+    ).best
+    shift = bird if isinstance(bird, np.ndarray) else canary(bird, Sensitivity(1, "l2", dimension))
+    return audit_releases(
+        Releases(row.noise, shift, **more), row.statement.epsilon, delta, trials=trials
+    )
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 4.0, 8.0])
+def test_gaussian_claims_hold_and_are_tight(epsilon):
+    verdict = audited("gaussian", epsilon, 1e-5, "vector", "dense", 200_000, dimension=30)
+    assert not verdict.refuted
+    assert 0.9 * epsilon <= verdict.estimate <= epsilon
+    assert 0 < verdict.proved < epsilon
+
+
+def test_scalar_laplace_passes_with_a_dirac_and_fails_with_a_dense_canary():
+    control = audited("laplace", 1.0, 0.0, "scalar", "dirac", 100_000)
+    assert not control.refuted
+    assert control.proved > 0.9  # the claim is exact for one coordinate
+    assert control.estimate is None
+    broken = audited("laplace", 1.0, 0.0, "scalar", "dense", 20_000)
+    assert broken.refuted
+    assert broken.proved > 1.5
+
+
+def test_laplace_with_the_vector_claim_holds():
+    verdict = audited("laplace", 4.73, 1e-5, "vector", "dense", 20_000)
+    assert not verdict.refuted
+    assert verdict.proved > 1
+
+
+def test_scalar_staircase_is_refuted_outright():
+    shift = canary("dense", BOUND)
+    noise = plan("staircase", epsilon=1, delta=0, steps=1, dimension=1000, accounting="scalar").best
+    assert audited("staircase", 1.0, 0.0, "scalar", "dirac", 4_000).refuted is False
+    releases = Releases(noise.noise, shift)
+    there, away = (releases.scores(4_000, present=b) for b in (True, False))
+    caught = np.mean(there > np.quantile(away, 0.99))
+    assert caught > 0.97  # the claim allows 2.7 %
+    tests, _ = judged(there, away, 1.0, 0.0, 0.05)
+    assert max(test.proved for test in tests) > 3
+
+
+def test_a_real_clipped_gradient_refutes_scalar_staircase(tmp_path):
+    """Nobody has to craft anything: the gradient of one record will do."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10))
+    model = LaneModel(net, lambda o, y: nn.functional.cross_entropy(o, y, reduction="none"))
+    x, real = torch.rand(1, 1, 64), torch.ones(1, 1, dtype=torch.bool)
+    gradients = model.gradients(model.initial().unsqueeze(0), x, torch.tensor([[3]]), real)
+    gradient = gradients.written_out()[0, 0].numpy()
+    np.save(tmp_path / "gradient.npy", gradient)
+    shift = canary(str(tmp_path / "gradient.npy"), Sensitivity(1.0, "l2", len(gradient)))
+    assert np.linalg.norm(shift) == pytest.approx(1.0)
+    verdict = audited("staircase", 1.0, 0.0, "scalar", shift, 1_500, dimension=len(gradient))
+    assert verdict.refuted
+    assert verdict.proved > 2
+
+
+def test_composed_and_subsampled_claims():
+    """A flat record at b = 0.5, q = 0.05, 100 steps: delta at the scalar claim is about 0.09."""
+    noise, shift = Laplace(0.5), canary("dense", Sensitivity(1.0, "l2", 100))
+    releases = Releases(noise, shift, steps=100, rate=0.05)
+    broken = audit_releases(releases, 4.76, 1e-5, trials=1_500, stream=Keyed(1))
+    assert broken.refuted
+    assert len(broken.tests) == 3  # both directions at the claim, and the chosen one
+    kept = audited("gaussian", 2.0, 1e-5, "vector", "dense", 3_000, 30, steps=10, rate=0.2)
+    assert not kept.refuted
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.7])
+def test_too_little_noise_is_refuted_with_calculated_power(factor):
+    """Twice two million draws; the rates of the scaled noise are known in closed form."""
+    std = plan("gaussian", epsilon=1, delta=1e-5, steps=1).best.noise.std
+    releases = Releases(Gaussian(std), canary("dense", Sensitivity(1.0, "l2", 50)))
+    weak = MechanismNoiser([Gaussian(std * factor)])
+    trials, mu = 40_000, 1 / std
+    # the score is mu (z - mu / 2) with z = N(0 or mu, factor); it lies above 1 where
+    edge = 1 / mu + mu / 2
+    rate, false = (stats.norm.sf(edge, centre, factor) for centre in (mu, 0.0))
+    fixed = Counted("", 0, trials, 0, trials, 1e-5, 0.025)
+    chosen = Counted("", 0, trials // 2, 0, trials // 2, 1e-5, 0.025)
+    best = max(
+        chosen.would_refute(1.0, stats.norm.sf(e, mu, factor), stats.norm.sf(e, 0.0, factor))
+        for e in np.linspace(0, 5, 101)
+    )
+    assert max(fixed.would_refute(1.0, rate, false), best) >= 0.99
+    verdict = audit_releases(releases, 1.0, 1e-5, trials=trials, noiser=weak)
+    assert verdict.refuted
+
+
+def test_the_right_noise_is_not_refuted_over_many_audits():
+    """A claim that is exact, where every error would show: at 5 % among 200 rarely 24 or more."""
+    noise, shift = Laplace(1.0), canary("dirac", Sensitivity(1.0, "l2", 3))
+    refuted = [
+        audit_releases(Releases(noise, shift), 1.0, 0.0, trials=2_000, stream=Keyed(i)).refuted
+        for i in range(200)
+    ]
+    assert sum(refuted) <= stats.binom.ppf(1 - 1e-5, 200, 0.05)
+
+
+def test_scores_are_the_mechanisms_own_likelihoods():
+    """In one dimension the scores of both worlds have the distribution that quadrature gives."""
+    noise = Staircase(1.0, 1.0, 0.4)
+    releases = Releases(noise, np.array([1.0]))
+    there = releases.scores(40_000, present=True, stream=Keyed(3))
+    grid = np.linspace(-30, 30, 600_001)
+    loss = noise.log_density(grid) - noise.log_density(grid + 1.0)
+    weights = np.exp(noise.log_density(grid)) * (grid[1] - grid[0])
+    for level in (-1.0, 0.0, 1.0):
+        expected = weights[np.abs(loss - level) < 1e-9].sum()
+        assert np.mean(np.abs(there - level) < 1e-9) == pytest.approx(expected, abs=0.012)
+
+
+# Input
+
+
+def test_canaries_are_clipped_in_their_own_norm(tmp_path):
+    for norm, size in (("l1", 1), ("l2", 2), ("linf", np.inf)):
+        dense = canary("dense", Sensitivity(2.0, norm, 50))
+        assert np.linalg.norm(dense, size) == pytest.approx(2.0)
+        assert (dense != 0).all()
+        assert np.flatnonzero(canary("dirac", Sensitivity(2.0, norm, 50))).tolist() == [0]
+    np.savetxt(tmp_path / "own.txt", [3.0, 4.0, 0.0])
+    path = str(tmp_path / "own.txt")
+    assert canary(path, Sensitivity(1.0, "l2", 3)).tolist() == pytest.approx([0.6, 0.8, 0.0])
+    assert canary(path, Sensitivity(3.5, "linf", 3)).tolist() == [3.0, 3.5, 0.0]
+    assert canary(path, Sensitivity(10.0, "l2", 3)).tolist() == [3.0, 4.0, 0.0]
+    with pytest.raises(InvalidInput, match="has 3 numbers"):
+        canary(path, Sensitivity(1.0, "l2", 4))
+    with pytest.raises(InvalidInput, match="dirac, dense or a file"):
+        canary("nowhere", Sensitivity(1.0, "l2", 4))
+    (tmp_path / "bad.txt").write_text("hello")
+    with pytest.raises(InvalidInput, match="holds no numbers"):
+        canary(str(tmp_path / "bad.txt"), Sensitivity(1.0, "l2", 1))
+    np.save(tmp_path / "zero.npy", np.zeros(3))
+    with pytest.raises(InvalidInput, match="not all zero"):
+        canary(str(tmp_path / "zero.npy"), Sensitivity(1.0, "l2", 3))
+
+
+def test_gaussian_estimates_are_for_gaussian_noise_only():
+    """On Laplace noise of eps = 0.5 the Gaussian reading proves what is not true."""
+    releases = Releases(Laplace(2.0), np.array([1.0]))
+    there, away = (releases.scores(200_000, present=b, stream=Keyed(9)) for b in (True, False))
+    hits, false = int((there >= 0.4999).sum()), int((away >= 0.4999).sum())
+    assert gaussian_estimate(hits, 200_000, false, 200_000, 1e-5, 0.05) > 1.5
+    assert epsilon_proved(hits, 200_000, false, 200_000, 1e-5, 0.05) <= 0.5
+
+
+def command(capsys, *words):
+    with pytest.raises(SystemExit) as end:
+        main([str(word) for word in words])
+    said = capsys.readouterr()
+    return end.value.code, said.out, said.err
+
+
+LAPLACE = ("audit", "mechanism", "--mechanism", "laplace", "--epsilon", 1, "--delta", 0,
+           "--dimension", 500, "--accounting", "scalar", "--trials", 8_000)  # fmt: skip
+
+
+def test_the_command_says_it_in_one_sentence_and_by_its_exit_code(capsys, tmp_path):
+    code, out, _ = command(capsys, *LAPLACE, "--plot", tmp_path / "audit.png")
+    assert code == 1
+    assert "dense canary: claim ε ≤ 1: refuted (ε ≥ " in out
+    assert " at 95 %)" in out
+    assert "power: would have caught a true ε of" in out
+    assert (tmp_path / "audit.png").stat().st_size > 5_000
+    code, out, _ = command(capsys, *LAPLACE, "--canary", "dirac", "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert found["refuted"] is False
+    assert found["proved"] <= found["epsilon"] == 1.0
+    assert "not refuted (tightest lower bound" in found["verdict"]
+    assert {"event", "hits", "false_hits", "proved"} <= set(found["tests"][0])
+
+
+def test_wrong_input_is_said_in_one_line(capsys, tmp_path):
+    code, _, err = command(capsys, *LAPLACE, "--trials", 5)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "--trials: must be at least 100" in err
+    code, _, err = command(capsys, *LAPLACE, "--canary", tmp_path / "no.npy")
+    assert code == 2
+    assert "--canary: must be dirac, dense or a file" in err
+    code, _, err = command(capsys, *LAPLACE, "--error", 1.5)
+    assert code == 2
+    assert "--error" in err
+    code, _, err = command(capsys, *LAPLACE, "--plot", tmp_path / "x.txt")
+    assert "--plot" in err
