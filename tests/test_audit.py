@@ -221,33 +221,26 @@ def test_a_real_clipped_gradient_refutes_scalar_staircase(tmp_path):
 
 
 def test_composed_and_subsampled_claims():
-    """A flat record at b = 0.5, q = 0.05, 100 steps: delta at the scalar claim is about 0.09."""
-    noise, shift = Laplace(0.5), canary("dense", Sensitivity(1.0, "l2", 100))
-    releases = Releases(noise, shift, steps=100, rate=0.05)
-    broken = audit_releases(releases, 4.76, 1e-5, trials=1_500, stream=Keyed(1))
+    broken = audited("laplace", 3.0, 1e-5, "scalar", "dense", 20_000, 200, steps=4, rate=0.5)
     assert broken.refuted
     assert len(broken.tests) == 3  # both directions at the claim, and the chosen one
     kept = audited("gaussian", 2.0, 1e-5, "vector", "dense", 3_000, 30, steps=10, rate=0.2)
     assert not kept.refuted
 
 
-@pytest.mark.parametrize("factor", [0.5, 0.7])
-def test_too_little_noise_is_refuted_with_calculated_power(factor):
-    """Twice two million draws; the rates of the scaled noise are known in closed form."""
+def test_half_the_noise_is_refuted_with_calculated_power():
+    """The rates of the scaled noise are known in closed form."""
+    factor, trials = 0.5, 200_000
     std = plan("gaussian", epsilon=1, delta=1e-5, steps=1).best.noise.std
-    releases = Releases(Gaussian(std), canary("dense", Sensitivity(1.0, "l2", 50)))
+    releases = Releases(Gaussian(std), canary("dense", Sensitivity(1.0, "l2", 20)))
     weak = MechanismNoiser([Gaussian(std * factor)])
-    trials, mu = 40_000, 1 / std
-    # the score is mu (z - mu / 2) with z = N(0 or mu, factor); it lies above 1 where
-    edge = 1 / mu + mu / 2
-    rate, false = (stats.norm.sf(edge, centre, factor) for centre in (mu, 0.0))
-    fixed = Counted("", 0, trials, 0, trials, 1e-5, 0.025)
-    chosen = Counted("", 0, trials // 2, 0, trials // 2, 1e-5, 0.025)
-    best = max(
-        chosen.would_refute(1.0, stats.norm.sf(e, mu, factor), stats.norm.sf(e, 0.0, factor))
-        for e in np.linspace(0, 5, 101)
-    )
-    assert max(fixed.would_refute(1.0, rate, false), best) >= 0.99
+    # Along the canary the release is N(0 or mu, factor), and the second half is judged at an edge.
+    mu, chosen = 1 / std, Counted("", 0, trials // 2, 0, trials // 2, 1e-5, 0.025)
+    power = [
+        chosen.would_refute(1.0, stats.norm.sf(edge, mu, factor), stats.norm.sf(edge, 0.0, factor))
+        for edge in np.linspace(1.05, 1.5, 10)
+    ]
+    assert min(power) >= 0.99  # wherever about it is chosen
     verdict = audit_releases(releases, 1.0, 1e-5, trials=trials, noiser=weak)
     assert verdict.refuted
 
@@ -332,7 +325,7 @@ def test_the_command_says_it_in_one_sentence_and_by_its_exit_code(capsys, tmp_pa
     assert code == 0
     found = json.loads(out)
     assert found["refuted"] is False
-    assert found["proved"] <= found["epsilon"] == 1.0
+    assert found["proved"] <= found["epsilon"] == pytest.approx(1.0)
     assert "not refuted (tightest lower bound" in found["verdict"]
     assert {"event", "hits", "false_hits", "proved"} <= set(found["tests"][0])
 

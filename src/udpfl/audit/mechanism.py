@@ -80,12 +80,8 @@ def judged(
     )
     event = f"{name}, score at least {edge:.4g} (chosen on other trials)"
     tests.append(_test(event, frequent[half:] >= edge, rare[half:] >= edge, delta, share))
-    middle = float(np.median(np.concatenate([with_record[:half], without[:half]])))
-    estimate = gaussian_estimate(
-        int((with_record[half:] >= middle).sum()), len(with_record) - half,
-        int((without[half:] >= middle).sum()), len(without) - half,
-        delta, error,
-    )  # fmt: skip
+    even = [int((scores >= 0).sum()) for scores in (with_record, without)]
+    estimate = gaussian_estimate(even[0], len(with_record), even[1], len(without), delta, error)
     return tuple(tests), estimate
 
 
