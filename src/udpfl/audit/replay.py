@@ -1,0 +1,212 @@
+"""Audit of the engine: the same training step again and again, with a record and without it.
+
+Privacy has to hold for every model and all other records. So nothing is trained: from fixed
+parameters the real engine samples, clips, sums and adds noise, thousands of times, in as many
+lanes. A step of size one from there, divided by one, is the noisy sum itself. The adversary knows
+the model, all other records and the record in question; as the others take part for certain, it
+knows their sum.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from udpfl.accounting import PoissonSampled, Release, Repeated, account
+from udpfl.audit.canaries import Floats
+from udpfl.audit.mechanism import judged
+from udpfl.audit.verdict import Test, Verdict
+from udpfl.engine import (
+    Clipper,
+    Entropy,
+    Keyed,
+    LaneModel,
+    Lanes,
+    Limits,
+    Loss,
+    MechanismNoiser,
+    Noiser,
+    NormClipper,
+    PrivateStream,
+    train_round,
+)
+from udpfl.engine.randomness import Key, poisson_indices
+from udpfl.errors import InvalidInput
+
+_NUMBERS = 1 << 22
+"""Parameters of all lanes together that are trained at once."""
+
+
+class Protection(Protocol):
+    """What stands between records and releases, for a number of lanes."""
+
+    def __call__(self, lanes: int) -> tuple[Clipper, Noiser]: ...
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is audited: a model as it is, other records, a canary, and what is released."""
+
+    network: nn.Module
+    loss: Loss
+    inputs: Tensor
+    """All records; the last one is the canary."""
+    targets: Tensor
+    release: Release
+    rate: float = 1.0
+    steps: int = 1
+    protection: Protection | None = None
+    """Clipping and noise other than what the release says, to see whether that is caught."""
+
+    def __post_init__(self) -> None:
+        if self.rate < 1 and len(self.inputs) > 1:
+            raise InvalidInput("rate", "must be 1 beside other records: their sum has to be known")
+
+    @property
+    def claim(self) -> Repeated:
+        """All releases of one trial."""
+        return Repeated(PoissonSampled(self.rate, self.release), self.steps)
+
+    def clipped(self) -> Floats:
+        """Every record's clipped gradient [N, d], by automatic differentiation in double."""
+        bound, norm = self.release.sensitivity.bound, self.release.sensitivity.norm
+        network = copy.deepcopy(self.network).double()
+        trained = [p for p in network.parameters() if p.requires_grad]
+        rows = []
+        for x, y in zip(self.inputs.split(1), self.targets.split(1), strict=True):
+            x, y = (t.double() if t.is_floating_point() else t for t in (x, y))
+            parts = torch.autograd.grad(self.loss(network(x), y).sum(), trained)
+            rows.append(torch.cat([part.flatten() for part in parts]))
+        found = torch.stack(rows)
+        if norm == "linf":
+            found = found.clamp(-bound, bound)
+        else:
+            sizes = found.norm(p=1 if norm == "l1" else 2, dim=1, keepdim=True)
+            found = found * (bound / sizes.clamp(min=bound))
+        clipped: Floats = found.numpy()
+        return clipped
+
+    @cached_property
+    def model(self) -> LaneModel:
+        """The network as the engine trains it."""
+        return LaneModel(self.network, self.loss)
+
+    def released(self, trials: int, *, present: bool, stream: PrivateStream) -> list[Floats]:
+        """What the server could see of every trial: the noisy sum of each step [trials, d]."""
+        records = torch.arange(len(self.inputs) - (not present))
+        size = max(1, _NUMBERS // self.model.layout.dimension)
+        steps: list[list[Tensor]] = [[] for _ in range(self.steps)]
+        for first in range(0, trials, size):
+            count = min(size, trials - first)
+            names = tuple(f"{present}-{first + i}" for i in range(count))
+            for step in range(self.steps):
+                steps[step].append(self._step(names, records, step, stream))
+        return [torch.cat(parts).double().numpy() for parts in steps]
+
+    def _step(
+        self, names: tuple[str, ...], records: Tensor, step: int, stream: PrivateStream
+    ) -> Tensor:
+        count = len(names)
+        clipper, noiser = (self.protection or self._planned)(count)
+        lanes = Lanes(
+            runs=("audit",) * count,
+            clients=names,
+            records=(records,) * count,
+            rates=(self.rate,) * count,
+            denominators=torch.ones(count),
+            learning_rates=torch.ones(count),
+            steps=(1,) * count,
+            clipper=clipper,
+            noiser=noiser,
+            first_step=step,
+        )
+        limits = Limits(count, max(1, len(records)))
+        start = self.model.initial().repeat(count, 1)
+        trained = train_round(
+            self.model, self.inputs, self.targets, start, lanes, 0, stream, limits
+        )
+        return start - trained.parameters
+
+    def _planned(self, lanes: int) -> tuple[Clipper, Noiser]:
+        bounded = self.release.sensitivity
+        clipper = NormClipper(bounded.norm, [bounded.bound] * lanes)
+        return clipper, MechanismNoiser([self.release.mechanism] * lanes)
+
+
+Adversary = Callable[[Sequence[Floats], float], Floats]
+"""Scores of the steps [trials] each, and the sampling rate, to one score per trial."""
+
+
+def by_chance(steps: Sequence[Floats], rate: float) -> Floats:
+    """The likelihood ratio where the record takes part in each step by chance."""
+    total = np.zeros(len(steps[0]))
+    for score in steps:
+        total += score if rate == 1 else np.logaddexp(np.log1p(-rate), np.log(rate) + score)
+    return total
+
+
+def exactly_once(steps: Sequence[Floats], rate: float) -> Floats:
+    """The likelihood ratio where it takes part in one of the steps, whichever."""
+    total: Floats = np.logaddexp.reduce(np.stack(steps), axis=0) - np.log(len(steps))
+    return total
+
+
+def audit_engine(
+    subject: Subject,
+    delta: float,
+    *,
+    trials: int = 20_000,
+    error: float = 0.05,
+    stream: PrivateStream | None = None,
+    claim: str = "",
+) -> Verdict:
+    """Try to refute what the accountant says of the engine's releases.
+
+    Guarantee: a claim that is true is refuted with probability `error` at most. Where the stream is
+    keyed the adversary has the key, and knows when the canary would take part.
+    """
+    source = stream or Entropy()
+    epsilon = account(subject.claim, delta).epsilon
+    gradients = subject.clipped()
+    others, shift = gradients[:-1].sum(0), gradients[-1]
+    worlds: dict[bool, list[Floats]] = {}
+    for present in (True, False):
+        density = subject.release.mechanism.log_density
+        worlds[present] = [
+            (density(seen - others - shift) - density(seen - others)).sum(1)
+            for seen in subject.released(trials, present=present, stream=source)
+        ]
+    adversaries: list[Callable[[bool], Floats]] = [
+        lambda present: by_chance(worlds[present], subject.rate)
+    ]
+    if subject.steps > 1:
+        adversaries.append(lambda present: exactly_once(worlds[present], subject.rate))
+    if isinstance(source, Keyed) and subject.rate < 1:
+        adversaries.append(lambda present: _knowing(subject, worlds[present], present, source))
+    tests: list[Test] = []
+    for scores in adversaries:
+        found, _ = judged(
+            scores(True), scores(False), epsilon, delta, error / len(adversaries),
+            both=subject.rate < 1,
+        )  # fmt: skip
+        tests += found
+    return Verdict(claim, epsilon, delta, tuple(tests), error)
+
+
+def _knowing(subject: Subject, steps: list[Floats], present: bool, stream: Keyed) -> Floats:
+    """Whoever has the key looks only at the steps in which the canary would take part."""
+    total = np.zeros(len(steps[0]))
+    records = torch.arange(len(subject.inputs))
+    for step, scores in enumerate(steps):
+        for trial in range(len(total)):
+            key = Key("audit", f"{present}-{trial}", 0, step, "sampling")
+            drawn = poisson_indices(stream, key, records, subject.rate)
+            total[trial] += scores[trial] if len(records) - 1 in drawn else 0.0
+    return total
