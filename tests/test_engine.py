@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import logging
 import math
 import threading
@@ -595,6 +596,13 @@ def test_noise_scale_is_right_and_the_wrong_ones_are_rejected(mechanism):
     assert abs(float(noise.mean())) < 6 * mechanism.noise_std / math.sqrt(noise.numel())
 
 
+def test_every_lane_needs_its_mechanism():
+    keys = [Key("run", "client", 1, i) for i in range(3)]
+    for mechanisms in ([Gaussian(1.0)] * 2, [Gaussian(1.0)] * 4):
+        with pytest.raises(InvalidInput, match="for 3 lanes"):
+            MechanismNoiser(mechanisms).add(torch.zeros(3, 5), Entropy(), keys)
+
+
 def test_the_correction_hook_sees_released_gradients_and_lane_state():
     x, y, records = problem()
     model = LaneModel(small_net(), cross_entropy)
@@ -936,6 +944,54 @@ def test_numbers_too_small_for_full_precision_do_not_break_a_bound():
             x, t = torch.full((1, 784), 3e38), torch.full((1, 10), times * 1.4e-45)
             for norm in ("l1", "l2"):
                 assert clipped_alone(model, x, t, norm, bound).norm(p=int(norm[1])) <= bound
+
+
+class ScaledNorm(nn.Module):
+    """A layer whose gradients are as large as its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(512)
+
+    def forward(self, x):
+        return (self.norm(x) * x).sum(1, keepdim=True)
+
+
+HUGE = {
+    "convolution": (
+        lambda: nn.Sequential(nn.Conv2d(1, 16, 5), nn.Flatten(), nn.Linear(16 * 64, 2)),
+        torch.full((1, 12, 12), 1e21),
+    ),
+    "layer norm": (ScaledNorm, torch.linspace(-1e20, 1e20, 512)),
+    "raw parameter": (RawParameter, torch.full((4,), 1e25)),
+}
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2"])
+@pytest.mark.parametrize("kind", HUGE)
+def test_how_a_huge_record_is_clipped_does_not_depend_on_the_others(kind, norm):
+    """Its square overflows in float32. Whoever else is there, it is clipped and never dropped."""
+    make, record = HUGE[kind]
+    model = LaneModel(make(), lambda outputs, targets: outputs[:, 0])
+    model.check(model.initial(), torch.randn(3, *record.shape), torch.zeros(3))
+    start = model.initial()
+
+    def total(lanes):
+        size = max(lanes)
+        x = record.expand(len(lanes), size, *record.shape)
+        real = torch.arange(size) < torch.tensor(lanes).unsqueeze(1)
+        gradients = model.gradients(start.expand(len(lanes), -1), x, torch.zeros(real.shape), real)
+        return NormClipper(norm, [1.0] * len(lanes)).clipped_sum(gradients).sum
+
+    p = 1 if norm == "l1" else 2
+    sums = [total([count])[0] for count in (*range(1, 8), *range(60, 90))]
+    assert sums[0].norm(p=p) == pytest.approx(1.0, rel=1e-3)
+    for before, after in itertools.pairwise(sums[:7]):
+        assert (after - before).norm(p=p) <= 1.0 + 1e-4
+    for before, after in itertools.pairwise(sums[7:]):
+        assert (after - before).norm(p=p) <= 1.0 + 1e-3
+    alone, beside = total([40])[0], total([40, 90])[0]  # nor on another lane
+    assert (alone - beside).norm(p=p) <= 1e-3
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "laplace"])

@@ -551,6 +551,7 @@ def test_old_messages_are_dropped_and_stay_charged(ledger, path):
         clients = (alice, bob) if round_ < 2 else (alice,)
         ledger.commit([charge(client, round_, TENTH, state=state) for client in clients])
     ledger.commit([charge(alice, 4, TENTH, state=b"state 4")], settled=2)
+    assert ledger.message("run", alice, 3) == b"answer 3"  # nothing is settled unless it is said
     with pytest.raises(LedgerError, match="already"):  # what fails drops nothing either
         ledger.commit([charge(alice, 0, TENTH)], settled=3)
     kept = [ledger.message("run", alice, round_) for round_ in range(5)]

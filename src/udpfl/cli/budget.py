@@ -205,10 +205,9 @@ def history(
     table.add_column("times", justify="right")
     table.add_column("release")
     for line in _lines(entries, every=every):
-        first, last = line.first, line.last
-        rounds = str(first.round) if first.round == last.round else f"{first.round}–{last.round}"
+        first = line.first
         table.add_row(
-            *(_minute(first), first.client, first.fingerprint[:8], first.run, rounds),
+            *(_second(first), first.client, first.fingerprint[:8], first.run, line.span()),
             *(f"{line.times:,}", _release(first)),
         )
     Console().print(table)
@@ -219,8 +218,14 @@ class _Line:
     """Charges that differ in their round alone."""
 
     first: Entry
-    last: Entry
+    rounds: set[int]
     times: int = 0
+
+    def span(self) -> str:
+        """From the first round to the last, and how many they are where some are missing."""
+        low, high = min(self.rounds), max(self.rounds)
+        between = "" if high - low < len(self.rounds) else f" ({len(self.rounds)} of them)"
+        return str(low) if low == high else f"{low}–{high}{between}"
 
 
 def _lines(entries: Iterable[Entry], *, every: bool) -> list[_Line]:
@@ -228,13 +233,13 @@ def _lines(entries: Iterable[Entry], *, every: bool) -> list[_Line]:
     lines: dict[tuple[Any, ...], _Line] = {}
     for entry in entries:
         alike = (entry.client, entry.fingerprint, entry.run, entry.event_json, entry.note)
-        line = lines.setdefault((entry.id,) if every else alike, _Line(entry, entry))
-        line.last = entry
+        line = lines.setdefault((entry.id,) if every else alike, _Line(entry, set()))
+        line.rounds.add(entry.round)
         line.times += entry.count
     return list(lines.values())
 
 
-def _minute(entry: Entry) -> str:
+def _second(entry: Entry) -> str:
     return entry.charged_at[:19].replace("T", " ")
 
 

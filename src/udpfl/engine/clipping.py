@@ -75,8 +75,8 @@ class NormClipper(Clipper):
         if self.norm == "linf":
             return self._clamped_sum(gradients)
         sizes = finite_norms(gradients, 1 if self.norm == "l1" else 2)
-        bound = self._tensor(sizes)
-        factors = normal((bound / torch.maximum(sizes, bound)) * gradients.real)
+        bound = self._tensor(sizes).double()
+        factors = normal((bound / torch.maximum(sizes, bound)).float() * gradients.real)
         clipped = ((sizes > bound) & gradients.real).sum(1)
         return Clipped(gradients.weighted_sum(factors), clipped)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from udpfl.engine.layers import Named, Rule, Use, powers
+from udpfl.engine.layers import Named, Rule, Use, sizes
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Gradients(ABC):
 
     @abstractmethod
     def norms(self, p: int) -> Tensor:
-        """l1 (p = 1) or l2 (p = 2) norm of every sample's gradient [L, B]."""
+        """l1 (p = 1) or l2 (p = 2) norm of every sample's gradient [L, B], in double."""
 
     @abstractmethod
     def weighted_sum(self, factors: Tensor) -> Tensor:
@@ -77,8 +77,8 @@ class WrittenOut(Gradients):
         self.real = real
 
     def norms(self, p: int) -> Tensor:
-        sizes = powers(self._gradients, p).sum(2)
-        return sizes if p == 1 else sizes.sqrt()
+        size = sizes(self._gradients, p)
+        return size if p == 1 else size.sqrt()
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
         return torch.bmm(factors.unsqueeze(1), self._gradients).squeeze(1)
@@ -118,13 +118,13 @@ class BookKept(Gradients):
         total = torch.zeros(self.real.shape, dtype=torch.float64, device=self.real.device)
         for tap in self._taps:
             tap.use.measured = True
-            sizes = tap.rule.norms(tap.use, p)
+            own_sizes = tap.rule.norms(tap.use, p)
             for own, name in tap.parameters.items():
                 if name not in self._shared:
-                    total += sizes[own]
+                    total += own_sizes[own]
         for name in self._shared:  # uses add up before they are measured
-            total += powers(self._summed_uses(name), p).flatten(2).sum(2)
-        return (total if p == 1 else total.sqrt()).float()
+            total += sizes(self._summed_uses(name), p)
+        return total if p == 1 else total.sqrt()
 
     def _summed_uses(self, name: str) -> Tensor:
         uses = [

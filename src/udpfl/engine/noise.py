@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from udpfl.engine.randomness import Key, PrivateStream, Words
+from udpfl.errors import InvalidInput
 from udpfl.mechanisms import Mechanism
 
 _COLUMNS = 1 << 19
@@ -46,6 +47,10 @@ class MechanismNoiser(Noiser):
         return torch.tensor([m.noise_std for m in self.mechanisms], device=device)
 
     def add(self, sums: Tensor, stream: PrivateStream, keys: Sequence[Key]) -> Tensor:
+        if not len(self.mechanisms) == len(sums) == len(keys):
+            raise InvalidInput(
+                "mechanisms", f"{len(self.mechanisms)} for {len(sums)} lanes with {len(keys)} keys"
+            )
         noisy = torch.empty_like(sums)
         for mechanism, lanes in self._alike(sums):
             words = [stream.words(key, sums.device) for key in keys[lanes]]

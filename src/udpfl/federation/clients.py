@@ -56,7 +56,7 @@ class Request:
     round: int
     received: Tensors
     learning_rate: float
-    settled: int = 0
+    settled: int = -1
     """Rounds up to this one are safe with the server: it will not ask for them again."""
 
 

@@ -233,7 +233,7 @@ class Ledger:
 
     # Charging
 
-    def commit(self, charges: Sequence[Charge], settled: int = 0) -> None:
+    def commit(self, charges: Sequence[Charge], settled: int = -1) -> None:
         """Charge and store all these answers, or none of them.
 
         Nobody will ask again for a round up to `settled` of the same runs: those messages are

@@ -26,8 +26,8 @@ Named = dict[str, Tensor]
 """Tensors by the name of the layer's parameter: "weight", "bias"."""
 
 _ROW = 2048
-_FEW = 1 << 15
-"""Numbers so few that double precision costs less than another call."""
+_SHORT = 256
+"""Numbers per sample so few that double precision costs less than another call."""
 
 
 @dataclass
@@ -102,19 +102,27 @@ def powers(x: Tensor, p: int) -> Tensor:
 
 
 def sizes(full: Tensor, p: int) -> Tensor:
-    """Sum of |x|^p over all but the two leading axes.
+    """Sum of |x|^p over all but the two leading axes, in double.
+
+    Finite where every x is, however large: whether a sample is clipped or counts as broken must
+    depend on that sample alone, so no other size of the batch decides on a branch here.
 
     `vector_norm` adds in a row, and a long vector comes out too small: it gets short ones, whose
     squares are added in double, and contiguous ones, where it has several sums going at once. `sum`
     adds in a tree.
     """
     rows = full.flatten(2).contiguous()
-    if rows.numel() <= _FEW:
+    if rows.shape[2] <= _SHORT:
         return powers(rows.double(), p).sum(2)
     if p == 1 or rows.shape[2] % (whole := -(-rows.shape[2] // _ROW)):
-        return powers(rows, p).sum(2).double()
-    rows = rows.unflatten(2, (whole, -1))
-    return torch.linalg.vector_norm(rows, dim=3).double().square().sum(2)
+        size = powers(rows, p).sum(2).double()
+    else:
+        short = rows.unflatten(2, (whole, -1))
+        size = torch.linalg.vector_norm(short, dim=3).double().square().sum(2)
+    overflown = ~torch.isfinite(size)
+    if bool(overflown.any()):
+        size[overflown] = powers(rows[overflown].double(), p).sum(1)
+    return size
 
 
 def weighted_sum(factors: Tensor, full: Tensor) -> Tensor:
