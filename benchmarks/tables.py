@@ -1,6 +1,6 @@
 """Tables and pictures of measured results; no number here that is not in a result file.
 
-python benchmarks/tables.py     results/*-cpu.json to .md and .png, and into docs/performance.md
+python benchmarks/tables.py     results/*.json to .md and .png, docs/performance.md and README.md
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ def machine_line(report: dict[str, Any]) -> str:
     if report.get("quick"):
         return "A quick try of the benchmark itself: these times mean nothing."
     machine = report["machine"]
+    threads = "1 thread" if machine["threads"] == 1 else f"{machine['threads']} threads"
     versions = ", ".join(
         f"{name} {machine[name]}" for name in ("torch", "opacus", "flwr", "ray") if machine[name]
     )
     return (
-        f"{machine['cpu']}, {machine['usable_cores']} cores, {machine['threads']} threads, Python "
+        f"{machine['cpu']}, {machine['usable_cores']} cores, {threads}, Python "
         f"{machine['python']}, {versions}; load before the start {machine['load_before']}."
     )
 
@@ -110,7 +111,8 @@ def scaling_table(report: dict[str, Any]) -> str:
         ]  # fmt: skip
         text += "\n" + rows(["clients per round", "seconds per round", "ms per client"], body)
         text += (
-            f"\nA straight line of {1e3 * found['seconds_per_client']:.1f} ms per client misses no "
+            f"\nA straight line, {1e3 * found['seconds_at_none']:.0f} ms and "
+            f"{1e3 * found['seconds_per_client']:.1f} ms per client, misses no "
             f"row by more than {100 * found['worst_miss']:.0f} %.\n"
         )
     if found := report.get("rounds"):
@@ -184,7 +186,51 @@ def filled(document: str, name: str, table: str) -> str:
     return pattern.sub(lambda _: f"{begin}\n{table.strip()}\n{end}", document)
 
 
+def calibration_table(report: dict[str, Any]) -> str:
+    """Seconds by library and accountant, one column for each number of steps."""
+    steps = list(dict.fromkeys(row["steps"] for row in report["rows"]))
+    found: dict[tuple[str, str], dict[int, float]] = {}
+    for row in report["rows"]:
+        found.setdefault((row["library"], row["what"]), {})[row["steps"]] = row["seconds"]
+    body = [
+        [_ours(library), what, *(f"{own[count]:.3f}" for count in steps)]
+        for (library, what), own in found.items()
+    ]
+    return rows(["library", "mechanism, accountant", *(f"T = {count:,}" for count in steps)], body)
+
+
+def short_training_table(report: dict[str, Any]) -> str:
+    """The medians of the default setting alone."""
+    models = report["settings"]["default"]["models"]
+    names = list(next(iter(models.values())))
+    body = [
+        [_ours(name), *(f"{own[name]['median_ratio']:.2f}" for own in models.values())]
+        for name in names
+    ]
+    return rows(["", *(f"`{model}`" for model in models)], body)
+
+
+def _ours(name: str) -> str:
+    return f"**{name}**" if name == "udpfl" else name
+
+
+SHORT = {
+    "calibration": ("calibration", calibration_table),
+    "training": ("training-cpu", short_training_table),
+}
+"""Tables of the README: mark, result file, table."""
+
+
+def readme(text: str) -> str:
+    """The README with its tables as the result files have them."""
+    for mark, (name, table) in SHORT.items():
+        report = json.loads((ROOT / "results" / f"{name}.json").read_text())
+        text = filled(text, mark, table(report))
+    return text
+
+
 def main() -> None:
+    (ROOT / "README.md").write_text(readme((ROOT / "README.md").read_text()))
     document = DOCUMENT.read_text()
     for name, (table, figure) in TABLES.items():
         path = ROOT / "results" / f"{name}.json"

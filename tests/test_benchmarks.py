@@ -154,6 +154,11 @@ def test_a_table_goes_between_its_marks() -> None:
         tables.filled("no marks", "x", "new")
 
 
+def test_the_readme_has_the_numbers_of_the_result_files() -> None:
+    text = (machine.ROOT / "README.md").read_text()
+    assert tables.readme(text) == text, "run python benchmarks/tables.py"
+
+
 def test_the_page_has_a_place_for_every_table() -> None:
     document = tables.DOCUMENT.read_text()
     for name in tables.TABLES:

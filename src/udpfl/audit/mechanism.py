@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,9 @@ from udpfl.errors import InvalidInput
 from udpfl.mechanisms import Gaussian
 
 Truths = NDArray[np.bool_]
+Side = tuple[str, Floats, Floats]
+"""A name, the scores of the world where high ones are frequent, and of the other."""
+_CLEARLY = 2.0
 _FEWEST = 100
 
 
@@ -63,21 +66,17 @@ def judged(
     of the trials, on the second. The error is shared among them.
     """
     half = len(with_record) // 2
-    sides = [("with the record", with_record, without), ("without it", -without, -with_record)]
+    sides: list[Side] = [
+        ("with the record", with_record, without),
+        ("without it", -without, -with_record),
+    ]
     fixed = sides if both else sides[:1]
     share = error / (len(fixed) + 1)
     tests = []
     for name, frequent, rare in fixed:
         edge = epsilon + 1e-6  # scores of Staircase noise lie on a lattice, often right here
         tests.append(_test(f"{name}, score above ε", frequent > edge, rare > edge, delta, share))
-    name, frequent, rare, edge = max(
-        (
-            (name, frequent, rare, edge)
-            for name, frequent, rare in sides
-            for edge in _edges(rare[:half])
-        ),
-        key=lambda t: _bound(t[1][:half], t[2][:half], t[3], delta, share),
-    )
+    name, frequent, rare, edge = _chosen(sides, half, epsilon, delta, share)
     event = f"{name}, score at least {edge:.4g} (chosen on other trials)"
     tests.append(_test(event, frequent[half:] >= edge, rare[half:] >= edge, delta, share))
     even = [int((scores >= 0).sum()) for scores in (with_record, without)]
@@ -89,6 +88,35 @@ def _test(event: str, hits: Truths, false: Truths, delta: float, error: float) -
     return Test(event, int(hits.sum()), len(hits), int(false.sum()), len(false), delta, error)
 
 
+def _chosen(
+    sides: Sequence[Side], half: int, epsilon: float, delta: float, error: float
+) -> tuple[str, Floats, Floats, float]:
+    """The threshold that refutes the claim most clearly on the first half; where none does, the one
+    with the largest bound."""
+    candidates = [
+        (name, frequent, rare, edge)
+        for name, frequent, rare in sides
+        for edge in _edges(rare[:half])
+    ]
+    counts = [
+        (int((frequent[:half] >= edge).sum()), int((rare[:half] >= edge).sum()))
+        for _, frequent, rare, edge in candidates
+    ]
+    excess = [_excess(hits, false, half, epsilon, delta) for hits, false in counts]
+    if max(excess) > _CLEARLY:
+        return candidates[int(np.argmax(excess))]
+    bounds = [epsilon_proved(hits, half, false, half, delta, error) for hits, false in counts]
+    return candidates[int(np.argmax(bounds))]
+
+
+def _excess(hits: int, false: int, trials: int, epsilon: float, delta: float) -> float:
+    """By how many standard deviations the claim is broken."""
+    rate, wrong = (hits + 1) / (trials + 2), (false + 1) / (trials + 2)
+    weight = np.exp(min(epsilon, 50.0))
+    spread = rate * (1 - rate) + weight**2 * wrong * (1 - wrong)
+    return float((rate - delta - weight * wrong) / np.sqrt(spread / trials))
+
+
 def _edges(rare: Floats) -> Iterator[float]:
     """Thresholds that few of the rare side's scores reach, from one in two to none."""
     ordered = np.sort(rare)[::-1]
@@ -98,8 +126,3 @@ def _edges(rare: Floats) -> Iterator[float]:
         count = count * 2 // 3
     yield float(ordered[0])
     yield float(np.nextafter(ordered[0], np.inf))
-
-
-def _bound(frequent: Floats, rare: Floats, edge: float, delta: float, error: float) -> float:
-    hits, false = int((frequent >= edge).sum()), int((rare >= edge).sum())
-    return epsilon_proved(hits, len(frequent), false, len(rare), delta, error)

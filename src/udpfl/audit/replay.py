@@ -10,7 +10,7 @@ knows their sum.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from udpfl.accounting import PoissonSampled, Release, Repeated, account
+from udpfl.accounting import Accounting, PoissonSampled, Release, Repeated, account
 from udpfl.audit.canaries import Floats
 from udpfl.audit.mechanism import judged
 from udpfl.audit.verdict import Test, Verdict
@@ -98,17 +98,28 @@ class Subject:
         """The network as the engine trains it."""
         return LaneModel(self.network, self.loss)
 
-    def released(self, trials: int, *, present: bool, stream: PrivateStream) -> list[Floats]:
-        """What the server could see of every trial: the noisy sum of each step [trials, d]."""
+    def released(
+        self, trials: int, *, present: bool, stream: PrivateStream
+    ) -> Iterator[list[Floats]]:
+        """What the server could see: noisy sums [trials, d] of each step, some trials at a time."""
         records = torch.arange(len(self.inputs) - (not present))
         size = max(1, _NUMBERS // self.model.layout.dimension)
-        steps: list[list[Tensor]] = [[] for _ in range(self.steps)]
         for first in range(0, trials, size):
-            count = min(size, trials - first)
-            names = tuple(f"{present}-{first + i}" for i in range(count))
-            for step in range(self.steps):
-                steps[step].append(self._step(names, records, step, stream))
-        return [torch.cat(parts).double().numpy() for parts in steps]
+            last = min(first + size, trials)
+            names = tuple(f"{present}-{trial}" for trial in range(first, last))
+            steps = [self._step(names, records, step, stream) for step in range(self.steps)]
+            yield [step.double().numpy() for step in steps]
+
+    def scores(self, trials: int, *, present: bool, stream: PrivateStream) -> list[Floats]:
+        """For each step how much more probable it is where the record takes part [trials]."""
+        gradients = self.clipped()
+        others, shift = gradients[:-1].sum(0), gradients[-1]
+        density = self.release.mechanism.log_density
+        parts = [
+            [(density(seen - others - shift) - density(seen - others)).sum(1) for seen in steps]
+            for steps in self.released(trials, present=present, stream=stream)
+        ]
+        return [np.concatenate(step) for step in zip(*parts, strict=True)]
 
     def _step(
         self, names: tuple[str, ...], records: Tensor, step: int, stream: PrivateStream
@@ -166,6 +177,7 @@ def audit_engine(
     error: float = 0.05,
     stream: PrivateStream | None = None,
     claim: str = "",
+    accounting: Accounting = "vector",
 ) -> Verdict:
     """Try to refute what the accountant says of the engine's releases.
 
@@ -173,16 +185,10 @@ def audit_engine(
     keyed the adversary has the key, and knows when the canary would take part.
     """
     source = stream or Entropy()
-    epsilon = account(subject.claim, delta).epsilon
-    gradients = subject.clipped()
-    others, shift = gradients[:-1].sum(0), gradients[-1]
-    worlds: dict[bool, list[Floats]] = {}
-    for present in (True, False):
-        density = subject.release.mechanism.log_density
-        worlds[present] = [
-            (density(seen - others - shift) - density(seen - others)).sum(1)
-            for seen in subject.released(trials, present=present, stream=source)
-        ]
+    epsilon = account(subject.claim, delta, accounting=accounting).epsilon
+    worlds = {
+        present: subject.scores(trials, present=present, stream=source) for present in (True, False)
+    }
     adversaries: list[Callable[[bool], Floats]] = [
         lambda present: by_chance(worlds[present], subject.rate)
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from scipy import stats
 
@@ -64,6 +64,10 @@ class Test:
             low, high = (low, middle) if refutes(middle) else (middle, high)
         return high
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {**asdict(self), "proved": self.proved}
+
     def detectable(self, claimed: float) -> float:
         """The smallest true epsilon of this event that would have been found; inf if none."""
         false_rate = max(self.false_hits, 1) / self.false_trials
@@ -81,6 +85,20 @@ class Test:
         return self.would_refute(claimed, rate, false_rate) >= POWER
 
 
+class Evidence(Protocol):
+    """Something counted, and what it proves."""
+
+    @property
+    def proved(self) -> float:
+        """The largest epsilon that it excludes."""
+
+    def detectable(self, claimed: float) -> float:
+        """The smallest violation of a claim that it would have found; inf if none."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+
+
 @dataclass(frozen=True)
 class Verdict:
     """A claim, and whether an adversary could refute it."""
@@ -89,7 +107,7 @@ class Verdict:
     """What was claimed, in words."""
     epsilon: float
     delta: float
-    tests: tuple[Test, ...]
+    tests: tuple[Evidence, ...]
     error: float
     """Probability that a true claim is refuted, all tests together."""
     estimate: float | None = None
@@ -141,6 +159,6 @@ class Verdict:
             "detectable": self.detectable,
             "estimate": self.estimate,
             "verdict": str(self),
-            "tests": [{**asdict(test), "proved": test.proved} for test in self.tests],
+            "tests": [test.to_dict() for test in self.tests],
         }
         return {key: "inf" if value == math.inf else value for key, value in plain.items()}

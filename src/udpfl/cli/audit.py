@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -13,12 +13,21 @@ from udpfl.accounting import Accountant, Accounting, Norm, Sensitivity
 from udpfl.errors import InvalidInput
 from udpfl.planning import plan
 
+if TYPE_CHECKING:
+    from udpfl.audit import Verdict
+
 audit = typer.Typer(
     name="audit", help="Try to refute a claim: with adversaries, canaries and a second accountant."
 )
 
 Name = Literal["gaussian", "laplace", "staircase"]
 Json = Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")]
+Plot = Annotated[
+    Path | None,
+    typer.Option(
+        help="Draw the claimed and the measured epsilon (png, svg or pdf).", show_default=False
+    ),
+]
 ErrorRate = Annotated[
     float, typer.Option(help="Probability that a true claim is refuted, at most.")
 ]
@@ -61,12 +70,7 @@ def mechanism(
     ] = "best",
     error: ErrorRate = 0.05,
     json_: Json = False,
-    plot: Annotated[
-        Path | None,
-        typer.Option(
-            help="Draw the claimed and the measured epsilon (png, svg or pdf).", show_default=False
-        ),
-    ] = None,
+    plot: Plot = None,
 ) -> None:
     """Calibrate noise to a claim, draw it many times, and try to refute the claim.
 
@@ -74,17 +78,14 @@ def mechanism(
 
     Examples:
 
-    udpfl audit mechanism --mechanism laplace --epsilon 1 --delta 0 --dimension 1000 --accounting
-    scalar
+    udpfl audit mechanism --epsilon 4 --dimension 1000 --trials 200000
 
-    udpfl audit mechanism --epsilon 4 --dimension 1000 --trials 200000 --json
+    udpfl audit mechanism --mechanism staircase --accounting scalar --epsilon 1 --dimension 99
     """
     from udpfl.audit import Releases, audit_releases
     from udpfl.audit import canary as canary_of
-    from udpfl.audit.figure import audit_figure
 
-    if plot is not None and plot.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise InvalidInput("plot", f"must end in .png, .svg or .pdf, got {plot.name!r}")
+    _check_plot(plot)
     shift = canary_of(canary, Sensitivity(clip, norm, dimension))
     row = plan(
         mechanism,
@@ -111,18 +112,100 @@ def mechanism(
             trials=trials,
             error=error,
         )
+    _say([verdict], json_, plot)
+
+
+@audit.command()
+def run(
+    where: Annotated[
+        Path, typer.Argument(metavar="CONFIG|RUN", help="A configuration, or a run's folder.")
+    ],
+    trials: Annotated[int, typer.Option(help="Replays in each world.")] = 2_000,
+    canaries: Annotated[
+        int,
+        typer.Option(help="Records that may be in a whole training, or not; 0 leaves it out."),
+    ] = 200,
+    error: ErrorRate = 0.05,
+    json_: Json = False,
+    plot: Plot = None,
+) -> None:
+    """Audit the training itself: its steps replayed with and without a record, and one whole run.
+
+    From a configuration the model is as it starts, from a folder as it was trained. Exit code 1
+    when a claim is refuted.
+
+    Examples:
+
+    udpfl audit run configs/default.toml
+
+    udpfl audit run runs/mnist --trials 5000 --canaries 0 --json
+    """
+    from udpfl.audit.run import audit_run
+
+    _check_plot(plot)
+    with Console(stderr=True).status("replaying steps, then training once"):
+        verdicts = audit_run(where, trials=trials, canaries=canaries, error=error)
+    _say(verdicts, json_, plot)
+
+
+@audit.command()
+def ledger(
+    path: Annotated[Path, typer.Argument(help="A ledger, or the folder of a run.")],
+    delta: Annotated[
+        float, typer.Option(help="Delta for clients without a budget, which has its own.")
+    ] = 1e-5,
+    json_: Json = False,
+) -> None:
+    """Check a budget ledger a second time, with code and formulas that it does not share.
+
+    Reads the file alone, adds up every charge and computes between which bounds each client's
+    epsilon lies. Exit code 1 when anything contradicts what the ledger says.
+
+    Examples:
+
+    udpfl audit ledger runs/mnist
+
+    udpfl audit ledger ledger.sqlite --delta 1e-6 --json
+    """
+    from udpfl.audit.ledger import audit_ledger
+
+    with Console(stderr=True).status("adding up and accounting again"):
+        found = audit_ledger(path, delta)
     if json_:
-        typer.echo(json.dumps(verdict.to_dict(), indent=2))
+        typer.echo(json.dumps(found.to_dict(), indent=2, ensure_ascii=False))
     else:
-        typer.echo(f"{claim}: {verdict}")
-        typer.echo(f"power: {verdict.power}")
-        if verdict.estimate is not None:
-            typer.echo(f"if the noise is Gaussian indeed: ε ≥ {verdict.estimate:.3g}")
+        for account in found.accounts:
+            typer.echo(str(account))
+        for remark in found.remarks:
+            typer.echo(f"remark: {remark}")
+        typer.echo(str(found))
+    if not found.sound:
+        raise typer.Exit(1)
+
+
+def _check_plot(plot: Path | None) -> None:
+    if plot is not None and plot.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise InvalidInput("plot", f"must end in .png, .svg or .pdf, got {plot.name!r}")
+
+
+def _say(verdicts: list[Verdict], json_: bool, plot: Path | None) -> None:
+    """The verdicts for people or programs; exit code 1 if one of them refutes its claim."""
+    from udpfl.audit.figure import audit_figure
+
+    if json_:
+        plain = [verdict.to_dict() for verdict in verdicts]
+        typer.echo(json.dumps(plain[0] if len(plain) == 1 else plain, indent=2))
+    else:
+        for verdict in verdicts:
+            typer.echo(f"{verdict.claim}: {verdict}")
+            typer.echo(f"  power: {verdict.power}")
+            if verdict.estimate is not None:
+                typer.echo(f"  if the noise is Gaussian indeed: ε ≥ {verdict.estimate:.3g}")
     if plot is not None:
         try:
-            audit_figure([verdict], plot)
+            audit_figure(verdicts, plot)
         except OSError as problem:
             raise InvalidInput("plot", f"cannot write {plot}: {problem.strerror}") from None
         typer.echo(f"wrote {plot}", err=True)
-    if verdict.refuted:
+    if any(verdict.refuted for verdict in verdicts):
         raise typer.Exit(1)

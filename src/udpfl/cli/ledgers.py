@@ -50,13 +50,18 @@ class Balance:
 
 def open_ledger(path: Path, *, read_only: bool = True) -> Ledger:
     """The ledger of that name, or of that run's folder; never a new one."""
-    file = _of_run(path) if path.is_dir() else path
+    return Ledger(ledger_at(path), read_only=read_only)
+
+
+def ledger_at(path: Path) -> Path:
+    """The file of that name, or the ledger of that run's folder; it exists."""
+    file = of_run(path) if path.is_dir() else path
     if not file.is_file():
         raise InvalidInput("ledger", f"there is no ledger {str(file)!r}")
-    return Ledger(file, read_only=read_only)
+    return file
 
 
-def _of_run(folder: Path) -> Path:
+def of_run(folder: Path) -> Path:
     """The ledger that a run charged: its own, or the shared one it names."""
     try:
         shared = json.loads((folder / "run.json").read_text())["ledger"]

@@ -1,0 +1,200 @@
+"""A second, independent look at a budget ledger: every line, every total, every epsilon.
+
+Nothing here trusts `udpfl.harmonizer` or `udpfl.accounting`. The file is read with plain SQL, the
+events with a reader of its own, and what releases cost is enclosed from both sides; only then is
+`Ledger` asked, and what it says is compared.
+"""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from udpfl.accounting.statement import PrivacyStatement, shown
+from udpfl.audit.costs import bounds, tractable
+from udpfl.audit.events import NO_CLAIM, Seen, flattened, read, same_text
+from udpfl.audit.ledger_rows import Rows, rows_of
+from udpfl.cli.ledgers import ledger_at
+from udpfl.errors import InvalidInput, LedgerError, UdpflError
+from udpfl.harmonizer.ledger import Ledger
+
+_TRIES = 3
+
+
+@dataclass(frozen=True)
+class AccountAudit:
+    """One client with one data set, and what its releases cost by two ways of computing it."""
+
+    client: str
+    fingerprint: str
+    releases: int
+    stated: float
+    """Epsilon as the ledger states it; inf where it claims nothing."""
+    least: float
+    most: float
+    """inf where no second upper bound is known."""
+    delta: float
+
+    def __str__(self) -> str:
+        made = f"{self.client} ({self.fingerprint[:8]}): {_many(self.releases, 'release')}"
+        if math.isinf(self.least) and math.isinf(self.stated):
+            return f"{made}, no privacy claimed"
+        most = "no second upper bound" if math.isinf(self.most) else f"at most {self.most:.4g}"
+        return (
+            f"{made}, ε = {shown(self.stated)} stated at δ = {self.delta:g}; "
+            f"at least {self.least:.4g}, {most}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON; infinite numbers are the string "inf"."""
+        return {key: "inf" if value == math.inf else value for key, value in asdict(self).items()}
+
+
+@dataclass(frozen=True)
+class LedgerAudit:
+    """What was found in a ledger. Problems refute it; remarks are worth a look."""
+
+    accounts: tuple[AccountAudit, ...]
+    charges: int
+    problems: tuple[str, ...]
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing contradicts the ledger."""
+        return not self.problems
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "sound": self.sound,
+            "verdict": str(self),
+            "charges": self.charges,
+            "problems": list(self.problems),
+            "remarks": list(self.remarks),
+            "accounts": [account.to_dict() for account in self.accounts],
+        }
+
+    def __str__(self) -> str:
+        if self.problems:
+            word = "problem" if len(self.problems) == 1 else "problems"
+            return f"ledger: {len(self.problems)} {word}: {'; '.join(self.problems)}"
+        clients = len({account.client for account in self.accounts})
+        return (
+            f"ledger: {_many(self.charges, 'charge')} of {_many(clients, 'client')} "
+            f"{'agrees' if self.charges == 1 else 'agree'} with a second computation"
+        )
+
+
+def _many(number: int, word: str) -> str:
+    return f"{number} {word}" + ("" if number == 1 else "s")
+
+
+def audit_ledger(path: Path, delta: float = 1e-5) -> LedgerAudit:
+    """Check the ledger of that name, or of that run's folder, against a second computation.
+
+    Epsilon is compared at the delta of each account's budget and, without one, at `delta`.
+    """
+    if not 0 <= delta < 1:
+        raise InvalidInput("delta", f"must lie in [0, 1), got {delta!r}")
+    file = ledger_at(Path(path))
+    uri = f"{file.absolute().as_uri()}?mode=ro"
+    try:
+        with closing(sqlite3.connect(uri, uri=True, timeout=30.0, isolation_level=None)) as db:
+            for _ in range(_TRIES):  # once more where another process wrote in between
+                version = db.execute("PRAGMA data_version").fetchone()
+                db.execute("BEGIN")
+                rows = rows_of(db)
+                db.execute("ROLLBACK")
+                found = _compared(file, rows, delta)
+                if db.execute("PRAGMA data_version").fetchone() == version:
+                    break
+    except sqlite3.Error as error:
+        return LedgerAudit((), 0, (f"the file cannot be read: {error}",))
+    return found
+
+
+def _compared(file: Path, rows: Rows, delta: float) -> LedgerAudit:
+    problems, remarks, accounts = list(rows.problems), list(rows.remarks), []
+    try:
+        with Ledger(file, read_only=True) as ledger:
+            for number in sorted(rows.accounts):
+                accounts.append(_account(ledger, rows, number, delta, problems, remarks))
+            if [found.id for found in ledger.accounts()] != sorted(rows.accounts):
+                problems.append("the ledger lists other accounts than there are")
+    except LedgerError as error:
+        problems.append(f"the ledger cannot be asked: {error}")
+    return LedgerAudit(tuple(accounts), len(rows.charges), tuple(problems), tuple(remarks))
+
+
+def _account(
+    ledger: Ledger,
+    rows: Rows,
+    number: int,
+    delta: float,
+    problems: list[str],
+    remarks: list[str],
+) -> AccountAudit:
+    client, fingerprint = rows.accounts[number]
+    budget, totals = rows.budgets.get(number), rows.totals(number)
+    at = budget[1] if budget else delta
+    releases, least, most = sum(totals.values()), 0.0, math.inf
+    reason = rows.unclaimed(number)
+    try:
+        seen = Counter[Seen]()
+        for text, count in totals.items():
+            if text != NO_CLAIM:
+                for release, times in read(text).items():
+                    seen[release] += times * count
+        least, most = (math.inf, math.inf) if reason else bounds(seen, at)
+        remarks += (f"client {client}: {remark}" for remark in _not_bounded(seen))
+        stated = _stated(ledger, rows, number, at, totals)
+    except (UdpflError, ValueError) as error:
+        if isinstance(error, LedgerError):
+            raise
+        problems.append(f"client {client}: cannot be accounted: {error}")
+        return AccountAudit(client, fingerprint, releases, math.inf, least, most, at)
+    claimed = stated.kind == "guarantee"
+    said = f"client {client}: ε = {shown(stated.epsilon)} is stated at δ = {stated.delta:g}"
+    if claimed == bool(reason):
+        unsaid = f"client {client}: no privacy is claimed, though it could be"
+        problems.append(f"{said}, but {reason}" if reason else unsaid)
+    elif claimed:
+        if stated.delta != at:
+            problems.append(f"{said}, but its budget is at δ = {at:g}")
+        elif not stated.epsilon >= least * (1 - 1e-6):
+            problems.append(f"{said}, which understates it: it is {least:.6g} at least")
+        elif stated.epsilon > most * (1 + 1e-3):
+            remarks.append(f"{said}, larger than the {most:.6g} that a second accountant needs")
+        if budget and stated.epsilon > budget[0]:
+            remarks.append(f"{said}, more than its budget ε = {budget[0]:g}")
+    return AccountAudit(client, fingerprint, releases, stated.epsilon, least, most, at)
+
+
+def _stated(
+    ledger: Ledger, rows: Rows, number: int, delta: float, totals: Counter[str]
+) -> PrivacyStatement:
+    """What the ledger says of an account, once its totals and its budget are seen to be right."""
+    own = ledger.budget(number)
+    if (own and (own.epsilon, own.delta)) != rows.budgets.get(number):
+        raise ValueError(f"the ledger goes by another budget, {own}")
+    counted = Counter[str]()
+    for text, count in totals.items():
+        if text != NO_CLAIM:
+            counted[same_text(text)] += count
+    if flattened(ledger.spent(number)) != counted:
+        raise ValueError("the ledger's totals are not the sum of its charges")
+    return ledger.statement(number, delta)
+
+
+def _not_bounded(seen: Counter[Seen]) -> Iterator[str]:
+    for release in seen:
+        if not tractable(release):
+            what = release.hidden or (release.noise.name if release.noise else "")
+            yield f"no second lower bound is known for releases with {what}"

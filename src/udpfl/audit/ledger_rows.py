@@ -1,0 +1,210 @@
+"""What stands in a ledger's file, read with plain SQL and checked line by line."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sqlite3
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+from udpfl.audit.events import NO_CLAIM, read
+
+TABLES = {"meta", "runs", "accounts", "budgets", "charges", "outbox"}
+_GUARDED = ("accounts", "budgets", "charges", "meta", "runs")
+_SKEW = timedelta(seconds=5)
+_MOST_NAMED = 5
+
+
+@dataclass
+class Rows:
+    """The tables of one moment, and what is wrong with them."""
+
+    accounts: dict[int, tuple[str, str]] = field(default_factory=dict)
+    budgets: dict[int, tuple[float, float]] = field(default_factory=dict)
+    runs: dict[str, str] = field(default_factory=dict)
+    charges: list[tuple[Any, ...]] = field(default_factory=list)
+    """Number, account, run, round, count, event, note, time, chain."""
+    problems: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+    def totals(self, account: int) -> Counter[str]:
+        """How often each event was charged to an account."""
+        found = Counter[str]()
+        for _, owner, _, _, count, event, *_ in self.charges:
+            if owner == account and isinstance(count, int):
+                found[str(event)] += count
+        return found
+
+    def unclaimed(self, account: int) -> str:
+        """Why no privacy can be claimed for an account; empty where it can."""
+        for _, owner, run, _, _, event, *_ in self.charges:
+            if owner == account and event == NO_CLAIM:
+                return "an answer was released without noise"
+            if owner == account and self.runs.get(run) != "entropy":
+                return "noise of a seeded run can be computed by anyone"
+        return ""
+
+
+def rows_of(db: sqlite3.Connection) -> Rows:
+    """Everything in the file; a file that cannot be read has that as its problem."""
+    rows = Rows()
+    try:
+        tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+        if not tables >= TABLES:
+            missing = ", ".join(sorted(TABLES - tables))
+            rows.problems.append(f"it is not a ledger: there is no table {missing}")
+            return rows
+        for (found,) in db.execute("PRAGMA integrity_check"):
+            if found != "ok":
+                rows.problems.append(f"the file is damaged: {found}")
+        rows.accounts = {
+            number: (client, data)
+            for number, client, data in db.execute("SELECT id, client, fingerprint FROM accounts")
+        }
+        rows.runs = dict(db.execute("SELECT id, randomness FROM runs"))
+        for account, epsilon, delta in db.execute(
+            "SELECT account, epsilon, delta FROM budgets ORDER BY id"
+        ):
+            rows.budgets[account] = (epsilon, delta)
+        rows.charges = db.execute("SELECT * FROM charges ORDER BY id").fetchall()
+        sequence = dict(db.execute("SELECT name, seq FROM sqlite_sequence"))
+        for check in (
+            _order(rows, sequence.get("charges", 0)),
+            _chain(rows),
+            _owners(rows),
+            _budgets(rows),
+            _events(rows),
+            _messages(rows, db),
+            _triggers(db),
+        ):
+            rows.problems += _few(check)
+        rows.remarks += _few(_times(rows))
+    except (sqlite3.Error, OverflowError) as error:
+        rows.problems.append(f"the file cannot be read: {error}")
+    return rows
+
+
+def _few(found: Iterator[str]) -> list[str]:
+    """The first of many like sentences, and how many more there are."""
+    sentences = list(found)
+    more = len(sentences) - _MOST_NAMED
+    return sentences if more <= 1 else [*sentences[:_MOST_NAMED], f"and {more} more like that"]
+
+
+def _order(rows: Rows, given_out: int) -> Iterator[str]:
+    numbers = [row[0] for row in rows.charges]
+    for before, after in pairwise([0, *numbers]):
+        if after != before + 1:
+            yield f"between charge {before} and charge {after}, {after - before - 1} are missing"
+    last = numbers[-1] if numbers else 0
+    if given_out > last:
+        yield f"the last {given_out - last} charges are missing: {given_out} were written"
+    if given_out < last:
+        yield f"charge {last} was added behind the ledger's back: {given_out} were written"
+
+
+def _chain(rows: Rows) -> Iterator[str]:
+    before = ""
+    for number, account, run, turn, count, event, note, when, stored in rows.charges:
+        owner = rows.accounts.get(account, (None, None))
+        line = [before, number, account, *owner, run, rows.runs.get(run)]
+        line += [turn, count, event, note, when]
+        text = json.dumps(line, default=repr)
+        if hashlib.sha256(text.encode()).hexdigest() != stored:
+            yield f"the hash of charge {number} does not follow from it and the charge before"
+        before = stored
+
+
+def _owners(rows: Rows) -> Iterator[str]:
+    for number, account, run, _, count, *_ in rows.charges:
+        if account not in rows.accounts:
+            yield f"charge {number} is of account {account}, which does not exist"
+        if run not in rows.runs:
+            yield f"charge {number} is of run {run}, which does not exist"
+        if not isinstance(count, int) or count < 1:
+            yield f"charge {number} counts {count!r} releases"
+
+
+def _budgets(rows: Rows) -> Iterator[str]:
+    for account in sorted(rows.budgets.keys() - rows.accounts.keys()):
+        yield f"a budget is of account {account}, which does not exist"
+
+
+def _events(rows: Rows) -> Iterator[str]:
+    for text in dict.fromkeys(row[5] for row in rows.charges):
+        if text == NO_CLAIM:
+            continue
+        try:
+            read(text)
+        except ValueError as error:
+            numbers = [row[0] for row in rows.charges if row[5] == text]
+            more = f" (and {len(numbers) - 1} like it)" if len(numbers) > 1 else ""
+            yield f"the event of charge {numbers[0]}{more} cannot be read: {error}"
+
+
+def _messages(rows: Rows, db: sqlite3.Connection) -> Iterator[str]:
+    """Answers and charges belong together: both are written at once, and neither is deleted.
+
+    More charges than answers cost too much and hurt nobody. But the ledger refuses to charge a
+    round whose answer it has, so where it has one and two charges, somebody changed the file.
+    """
+    paid: dict[tuple[Any, ...], Counter[Any]] = defaultdict(Counter)
+    for _, account, run, turn, _, event, *_ in rows.charges:
+        paid[run, account, turn][event] += 1
+    answered = set()
+    for run, account, turn, message, digest in db.execute(
+        "SELECT run, account, round, CAST(message AS BLOB), digest FROM outbox"
+    ):
+        answered.add((run, account, turn))
+        name = f"the answer of run {run}, account {account}, round {turn}"
+        if (run, account, turn) not in paid:
+            yield f"{name} was not charged"
+        if message is not None and hashlib.sha256(message).hexdigest() != digest:
+            yield f"{name} is not the one that was stored"
+        elif not re.fullmatch("[0-9a-f]{64}", str(digest)):
+            yield f"{name} has no digest"
+    unanswered = 0
+    for key, events in paid.items():
+        run, account, turn = key
+        twice = max(events.values()) > 1
+        if twice and key in answered:
+            yield f"round {turn} of run {run} was charged to account {account} twice, answered once"
+        unanswered += key not in answered and (twice or not str(run).startswith("imported-"))
+    if unanswered:
+        rows.remarks.append(f"{unanswered} rounds were charged without an answer: counted too much")
+
+
+def _times(rows: Rows) -> Iterator[str]:
+    latest: datetime | None = None
+    for number, *_, when, _ in rows.charges:
+        try:
+            time = datetime.fromisoformat(when)
+            if latest is not None and time < latest - _SKEW:
+                yield f"charge {number} is {latest - time} older than one before it"
+            latest = time if latest is None else max(latest, time)
+        except (TypeError, ValueError):
+            yield f"the time of charge {number} cannot be read: {when!r}"
+
+
+def _triggers(db: sqlite3.Connection) -> Iterator[str]:
+    query = "SELECT tbl_name, sql FROM sqlite_master WHERE type = 'trigger'"
+    found = [(table, " ".join(str(sql).split())) for table, sql in db.execute(query)]
+    stop = r"BEGIN SELECT RAISE ?\(ABORT, '[^']*'\); END"
+    order = r"WHEN NEW\.id IS NOT 1 \+ \(SELECT ifnull\(max\(id\), 0\) FROM charges\) "
+    wanted = {
+        (table, verb): rf"CREATE TRIGGER \w+ BEFORE {verb} ON {table} {stop}"
+        for table in _GUARDED
+        for verb in ("DELETE", "UPDATE")
+    } | {("charges", "INSERT"): rf"CREATE TRIGGER \w+ BEFORE INSERT ON charges {order}{stop}"}
+    for (table, verb), pattern in wanted.items():
+        if not any(re.fullmatch(pattern, sql) for _, sql in found):
+            yield f"nothing keeps {table} from {verb.lower()}: the trigger is missing or another"
+    for table, sql in found:
+        if not any(re.fullmatch(pattern, sql) for pattern in wanted.values()):
+            yield f"there is a trigger on {table} that the ledger did not make"

@@ -1,0 +1,185 @@
+"""Audit of a whole run, trained once: which of many canaries were in it?
+
+Each canary is put in or left out by a coin of its own. Whoever sees the run guesses; with
+(epsilon, delta)-DP for one record the guesses cannot be right too often (Steinke, Nasr and
+Jagielski 2023). Too loose to prove that a claim is tight; it looks at everything that a run does.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import tempfile
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import special
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from udpfl.audit.bounds import one_run_proved
+from udpfl.audit.canaries import Floats
+from udpfl.audit.verdict import POWER
+from udpfl.config import Config, load
+from udpfl.data import DataSet
+from udpfl.data.records import Indices, Records
+from udpfl.engine import Loss
+from udpfl.federation.observers import Observer
+from udpfl.federation.parts import prepared
+from udpfl.federation.simulation import run
+
+SHARES = (1.0, 0.5, 0.1)
+"""How many of the canaries are guessed, surest first. Fixed beforehand; each pays for itself."""
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """How many guesses were right, and what that proves."""
+
+    event: str
+    canaries: int
+    guesses: int
+    right: int
+    delta: float
+    error: float
+
+    @property
+    def proved(self) -> float:
+        """The largest epsilon that so many right guesses exclude."""
+        return one_run_proved(self.canaries, self.guesses, self.right, self.delta, self.error)
+
+    def detectable(self, claimed: float) -> float:
+        """The smallest true epsilon whose guesses would have refuted the claim; inf if none."""
+
+        def refutes(right: int) -> bool:
+            count = (self.canaries, self.guesses, right)
+            return one_run_proved(*count, self.delta, self.error) > claimed
+
+        if refutes(self.guesses):
+            needed = bisect_left(range(self.guesses), True, key=refutes)
+            chance = special.betaincinv(needed, self.guesses - needed + 1, POWER)
+            return float(special.logit(chance))
+        return math.inf
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {**asdict(self), "proved": self.proved}
+
+
+def guessed(
+    scores: Floats, there: NDArray[np.bool_], delta: float, error: float, what: str
+) -> list[Guesses]:
+    """Guess the highest scores in and the lowest out, for every share of the canaries."""
+    order = np.argsort(scores, kind="stable")
+    found = []
+    for share in SHARES:
+        half = max(1, round(share * len(scores) / 2))
+        right = int(there[order[-half:]].sum()) + int((~there[order[:half]]).sum())
+        event = f"{what}, {2 * half} guesses on {len(scores)} canaries"
+        found.append(Guesses(event, len(scores), 2 * half, right, delta, error / len(SHARES)))
+    return found
+
+
+def per_sample(
+    network: nn.Module, loss: Loss
+) -> Callable[[dict[str, Tensor], Tensor, Tensor], Tensor]:
+    """A function of parameters and records to every record's gradient [N, d]."""
+
+    def alone(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return loss(functional_call(network, weights, (x.unsqueeze(0),)), y.unsqueeze(0)).sum()
+
+    every = vmap(grad(alone), in_dims=(None, 0, 0))
+
+    def gradients(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        found = every(weights, x, y)
+        return torch.cat([found[name].flatten(1) for name in weights], dim=1)
+
+    return gradients
+
+
+class ServersView(Observer):
+    """Adds up how far a client's updates point along each canary's gradient at the model it had."""
+
+    def __init__(self, client: str, network: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> None:
+        self._client, self._x, self._y = client, x, y
+        self._gradients = per_sample(network, loss)
+        self._model = {
+            name: p.detach().clone() for name, p in network.named_parameters() if p.requires_grad
+        }
+        self.scores = np.zeros(len(x))
+
+    def on_message(self, message: Any) -> None:
+        if message.client != self._client or "update" not in message.tensors:
+            return
+        update = message.tensors["update"].double().cpu()
+        for start in range(0, len(self._x), 64):
+            part = slice(start, start + 64)
+            gradients = self._gradients(self._model, self._x[part], self._y[part]).double()
+            sizes = gradients.norm(dim=1).clamp(min=1e-12)
+            self.scores[part] -= ((gradients @ update) / sizes).numpy()
+
+    def on_model(self, round_: int, model: dict[str, Tensor]) -> None:
+        self._model = {name: model[name] for name in self._model}
+
+    def on_round(self, row: dict[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True)
+class OneRun:
+    """What came of one run: what the server saw, and what the final model shows."""
+
+    server: Floats
+    final: Floats
+    there: NDArray[np.bool_]
+
+    def tests(self, delta: float, error: float) -> tuple[Guesses, ...]:
+        """Both views, which share the error."""
+        return (
+            *guessed(self.server, self.there, delta, error / 2, "what the server sees"),
+            *guessed(self.final, self.there, delta, error / 2, "what the final model shows"),
+        )
+
+
+def one_run(
+    settings: Config,
+    data: DataSet,
+    parts: list[Indices],
+    network: nn.Module,
+    loss: Loss,
+    count: int,
+) -> OneRun:
+    """Train once with canaries among the records of the first client."""
+    chosen = np.random.default_rng(secrets.randbits(128)).permutation(parts[0])[:count]
+    there = np.array([secrets.randbits(1) for _ in chosen], dtype=bool)
+    targets = data.train.targets.copy()
+    targets[chosen] = _wrong(targets[chosen], data)
+    owners = [np.setdiff1d(parts[0], chosen[~there]), *parts[1:]]
+    marked = replace(data, train=Records(data.train.inputs, targets), owners=tuple(owners))
+    x = prepared(network, data.train.inputs[chosen], torch.device("cpu"))
+    y = torch.from_numpy(targets[chosen])
+    view = ServersView("client-0", network, loss, x, y)
+    with tempfile.TemporaryDirectory() as folder:
+        own = {
+            "out": f"{folder}/run",
+            "data": {
+                "clients": len(parts),
+                "declared_sizes": [len(part) for part in parts],  # the coins are nobody's business
+            },
+            "training": {"averaging": 0.0},  # so that every model seen is the one sent out
+        }
+        result = run(load(settings, own), data=marked, model=network, loss=loss, observers=[view])
+    with torch.no_grad():
+        final = -loss(result.model.eval()(x), y).double().numpy()
+    return OneRun(view.scores, final, there)
+
+
+def _wrong(targets: NDArray[Any], data: DataSet) -> NDArray[Any]:
+    """A label or a value that no model would guess: what it remembers of it, it saw."""
+    if data.task == "classification":
+        return np.asarray((targets + 1) % data.outputs, dtype=targets.dtype)
+    return np.asarray(targets + 3 * data.train.targets.std(), dtype=targets.dtype)

@@ -1,0 +1,160 @@
+"""Audit of a configuration or of a finished run: its own model, data, clip, noise and sampling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from udpfl.accounting import Accounting, Release, account
+from udpfl.audit.one_run import OneRun, one_run, per_sample
+from udpfl.audit.replay import Subject, audit_engine
+from udpfl.audit.verdict import Verdict
+from udpfl.config import Config, PrivacyConfig, load
+from udpfl.data import DataSet
+from udpfl.data.records import Indices
+from udpfl.engine import Loss
+from udpfl.errors import InvalidInput, Unsupported
+from udpfl.federation.folder import RunFolder
+from udpfl.federation.participants import Participant, participants, selection
+from udpfl.federation.parts import algorithm_of, dataset_of, loss_of, network_of, prepared
+from udpfl.federation.shares import client_names, declared_sizes, divided
+from udpfl.plugins import look_here_too
+
+FAR = 0.05
+"""A large delta, where too little noise shows soonest: the accountant answers for every delta."""
+_CANDIDATES = 32
+"""Records of a client among which the canary is looked for."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Everything of a run that an auditor needs."""
+
+    settings: Config
+    data: DataSet
+    parts: list[Indices]
+    network: nn.Module
+    loss: Loss
+    client: Participant
+    release: Release
+    accounting: Accounting
+
+    @classmethod
+    def of(cls, where: str | Path) -> Target:
+        """From a configuration file, with fresh weights; from a run folder, with trained ones."""
+        path = Path(where)
+        folder = RunFolder.open(path) if path.is_dir() else None
+        if folder is not None:
+            look_here_too()
+        settings = load(folder.config if folder else path)
+        privacy = settings.privacy
+        if not isinstance(privacy, PrivacyConfig):
+            raise Unsupported(
+                "privacy is turned off: nothing is claimed, so nothing can be refuted"
+            )
+        if privacy.randomness == "seeded":
+            raise Unsupported(
+                "a seeded run claims nothing: whoever has the seed can remove its noise"
+            )
+        data = dataset_of(settings, None, None)
+        parts, _ = divided(settings, data)
+        network = network_of(settings, None, data)
+        if folder is not None:
+            network.load_state_dict(load_file(folder.path / "model.safetensors"))
+        dimension = sum(p.numel() for p in network.parameters() if p.requires_grad)
+        people = participants(
+            settings,
+            declared_sizes(settings, data, parts),
+            selection(settings),
+            dimension,
+            algorithm_of(settings).trainings,
+            client_names(settings, data, parts),
+        )
+        client = people[0]
+        assert client.release is not None
+        return cls(
+            settings, data, parts, network, loss_of(data.task), client, client.release,
+            privacy.accounting,
+        )  # fmt: skip
+
+    def canary(self) -> tuple[Tensor, Tensor, Tensor]:
+        """A record, the label that pulls hardest, and one that pulls another way."""
+        rows = self.parts[0][:_CANDIDATES]
+        x = prepared(self.network, self.data.train.inputs[rows], torch.device("cpu"))
+        labels = self._labels(rows)
+        gradients = per_sample(self.network, self.loss)
+        weights = {n: p.detach() for n, p in self.network.named_parameters() if p.requires_grad}
+        sizes = torch.stack(
+            [gradients(weights, x, label).norm(dim=1) for label in labels]
+        )  # [labels, rows]
+        best = int(sizes.argmax())
+        label, row = divmod(best, len(rows))
+        other = int(sizes[:, row].scatter(0, torch.tensor(label), -1.0).argmax())
+        return x[row : row + 1], labels[label][row : row + 1], labels[other][row : row + 1]
+
+    def _labels(self, rows: Indices) -> list[Tensor]:
+        """What each of the records might have been labelled."""
+        targets = torch.from_numpy(self.data.train.targets[rows])
+        if self.data.task == "classification":
+            return [torch.full_like(targets, label) for label in range(self.data.outputs)]
+        spread = 3 * float(self.data.train.targets.std())
+        return [targets + spread, targets - spread]
+
+    def subjects(self) -> dict[str, Subject]:
+        """The record alone, sampled as in the run; and in a full batch with two that oppose it."""
+        x, label, other = self.canary()
+        steps = min(self.client.steps, 10)
+        alone = Subject(self.network, self.loss, x, label, self.release, self.client.rate, steps)
+        crowd = Subject(
+            self.network, self.loss, x.repeat(3, *[1] * (x.dim() - 1)),
+            torch.cat([other, other, label]), self.release,
+        )  # fmt: skip
+        return {f"record alone, {steps} steps as sampled": alone, "record in a full batch": crowd}
+
+
+def audit_run(
+    where: str | Path,
+    *,
+    trials: int = 2_000,
+    canaries: int = 200,
+    error: float = 0.05,
+) -> list[Verdict]:
+    """Verdicts on a run's claims: its steps replayed, and the whole run trained once.
+
+    Guarantee: claims that are all true are refuted, any of them, with probability `error` at most.
+    `canaries` = 0 leaves the training out.
+    """
+    target = Target.of(where)
+    delta = target.client.budget.delta if target.client.budget else 1e-5
+    claims = [
+        (name, subject, d) for name, subject in target.subjects().items() for d in (FAR, delta)
+    ]
+    share = error / (len(claims) + (canaries > 0))
+    verdicts = [
+        audit_engine(
+            subject, d, trials=trials, error=share, claim=name, accounting=target.accounting
+        )
+        for name, subject, d in claims
+    ]
+    if canaries:
+        verdicts.append(_trained(target, canaries, delta, share))
+    return verdicts
+
+
+def _trained(target: Target, canaries: int, delta: float, error: float) -> Verdict:
+    size = len(target.parts[0])
+    if not 10 <= canaries <= size // 2:
+        raise InvalidInput(
+            "canaries", f"must be 0, or from 10 to half of the first client's {size} records"
+        )
+    found: OneRun = one_run(
+        target.settings, target.data, target.parts, target.network, target.loss, canaries
+    )
+    event = target.client.rest_event(0)
+    assert event is not None
+    epsilon = account(event, delta, accounting=target.accounting).epsilon
+    return Verdict("the whole run, trained once", epsilon, delta, found.tests(delta, error), error)
