@@ -35,11 +35,13 @@ format: $(VENV)/.dev  ## rewrite the sources in the house style
 	$(BIN)/ruff format $(CHECKED)
 
 docs: $(VENV)/.dev  ## build the pages in docs/ as a site; a broken link is an error
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "open site/index.html"
 
 tutorial: $(VENV)/.dev  ## run the notebook and store what it printed
-	$(BIN)/jupyter execute --inplace --NotebookClient.record_timing=False docs/tutorial.ipynb
+	$(BIN)/python -c "import nbclient, nbformat; book = nbformat.read('docs/tutorial.ipynb', 4); \
+	nbclient.NotebookClient(book, record_timing=False).execute(); \
+	nbformat.write(book, 'docs/tutorial.ipynb')"
 
 bench: $(BENCH)/.peers  ## time calibration and training beside other libraries; wants an idle machine
 	$(BENCH)/bin/python benchmarks/calibration.py

@@ -2,7 +2,7 @@
 
     python benchmarks/audit_arms.py [--trials 200000] [--out results/audit.json]
 
-Writes the verdicts as JSON, a table beside it, and docs/images/audit.png.
+Writes the verdicts as JSON, a table beside it and into docs/audit.md, and docs/images/audit.png.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 from machine import RESULTS, ROOT, described
-from tables import rows
+from tables import filled, rows
 
 from udpfl import Sensitivity, plan
 from udpfl.audit import Releases, Verdict, audit_releases, canary
@@ -93,6 +93,8 @@ def main() -> None:
     options.out.write_text(json.dumps(report, indent=1) + "\n")
     options.out.with_suffix(".md").write_text(table(verdicts))
     audit_figure(verdicts, options.figure)
+    page = ROOT / "docs" / "audit.md"
+    page.write_text(filled(page.read_text(), "audit", table(verdicts)))
     print(table(verdicts))
 
 

@@ -18,3 +18,4 @@ with open("patients.csv", "w", newline="") as file:
                 "yes" if risk + rng.gauss(0, 0.5) > 0 else "no",
             ]
         )
+print("wrote patients.csv: 1200 records of four hospitals")

@@ -44,7 +44,7 @@ def with_noise(noise, clipper=NormClipper):
     return lambda lanes: (clipper("l2", [1.0] * lanes), MechanismNoiser([noise] * lanes))
 
 
-def power(claimed, rates, trials=TRIALS, tests=2, error=0.05):
+def power(claimed, rates, trials=TRIALS, tests=3, error=0.05):
     """Of the chosen threshold, on half of the trials, at the best of these pairs of rates."""
     half = Counted("", 0, trials // 2, 0, trials // 2, DELTA, error / tests)
     return max(half.would_refute(claimed, rate, false) for rate, false in rates)
@@ -159,7 +159,7 @@ def test_fixed_batches(monkeypatch):
         )
         for edge in np.linspace(0, 5, 51)
     ]
-    half = Counted("", 0, TRIALS // 2, 0, TRIALS // 2, 0.5, 0.05 / 6)
+    half = Counted("", 0, TRIALS // 2, 0, TRIALS // 2, 0.5, 0.05 / 8)
     assert max(half.would_refute(verdict.epsilon, *pair) for pair in rates) >= 0.99
     assert verdict.refuted
 
@@ -180,7 +180,7 @@ def test_a_leaked_seed_of_the_sampling():
             hits += chance[k] * stats.norm.sf(edge, spread**2 / 2, spread)
             false += chance[k] * stats.norm.sf(edge, -(spread**2) / 2, spread)
         rates.append((hits, false))
-    assert power(verdict.epsilon, rates, trials, tests=9) >= 0.99
+    assert power(verdict.epsilon, rates, trials, tests=12) >= 0.99
     assert verdict.refuted
     sound = audit_engine(subject(Gaussian(noise), rate=rate, steps=steps), DELTA, trials=TRIALS)
     assert not sound.refuted

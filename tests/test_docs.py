@@ -216,6 +216,8 @@ def test_the_stored_tutorial_is_a_whole_and_clean_run():
     assert len(pictures) == 1
     said = "".join("".join(output.get("text", "")) for output in outputs)
     assert "kind: guarantee" in said
+    (planned,) = re.findall(r"the network, (\d+) releases", said)
+    assert set(re.findall(r": (\d+) noisy releases", said)) == {planned}
     assert not re.search(r"/(tmp|home|root|work|Users|opt|usr)/", said)
 
 
@@ -237,12 +239,32 @@ def test_the_tutorial_runs(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "after 2 rounds" in done.stdout
     assert "problems found in the ledger: []" in done.stdout
-    ranking = re.search(r"a single number \[(.*)\]", done.stdout)[1]
+    # The plan in section 4 is that of the run in section 1.
+    assert "the network, 2 releases" in done.stdout
+    assert "client-0: 2 noisy releases" in done.stdout
+    ranking = re.search(r"a single number, .*\[(.*)\]", done.stdout)[1]
     assert ranking.index("gaussian") > ranking.index("laplace")
     # Two runs of epsilon 1 together cost more than one and less than two, as the text says.
     (second,) = re.findall(r"second run, .*?ε = ([\d.]+)", done.stdout)
     assert 1 < float(second) < 1.5
     assert not list(tmp_path.glob("runs"))
+
+
+# The table of one's own in running.md, as printed
+
+
+def test_the_table_of_ones_own_runs_as_printed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [f"h{n % 4},{n % 70 + 20},{'ill' if n % 70 > 35 else 'healthy'}" for n in range(1200)]
+    (tmp_path / "visits.csv").write_text("\n".join(["hospital,age,outcome", *rows, ""]))
+    page = (ROOT / "docs" / "running.md").read_text()
+    section = page.partition("## A table of your own\n")[2].partition("\n## ")[0]
+    settings = tomllib.loads(re.search(r"```toml\n(.*?)```", section, re.S)[1])
+    call = re.search(r"```\n(udpfl\.run\(.*?)```", section, re.S)[1]
+    for result in (udpfl.run(settings), eval(call, {"udpfl": udpfl})):
+        assert result.accuracy > 0.8
+        assert result.privacy.kind == "guarantee"
+        assert len(result.clients) == 4
 
 
 # The examples

@@ -534,7 +534,7 @@ def test_a_shared_ledger_refuses_a_second_run_and_lets_a_richer_client_go_on(
     assert second.accuracy is None
     assert torch.equal(flat(second.model), flat(network()))  # nothing was learned
     assert len(charged(second, "client-0")) == spent
-    assert "without client-0, client-1, client-2: its budget does not allow" in caplog.text
+    assert "without client-0, client-1, client-2: the budget does not allow" in caplog.text
 
     with Ledger(shared) as ledger:
         ledger.set_budget(account_of(shared, "client-1"), Budget(40.0, 1e-5))
@@ -757,7 +757,7 @@ def test_a_client_without_budget_left_does_not_train(tmp_path, monkeypatch):
     with Ledger(path) as ledger:
         ledger.set_budget(account_of(path, "site-0"), Budget(0.01, 1e-6))
     answers, counts = answers_alone(path, 2, [0, 1])
-    assert answers.refused == {"site-0": "its budget does not allow another round"}
+    assert answers.refused == {"site-0": "the budget does not allow another round"}
     assert [message.client for message in answers.messages] == ["site-1"]
     assert counts == {"site-0": 2, "site-1": 4}
     # Another process spends the last of it after this one has looked.
@@ -1069,6 +1069,18 @@ def test_a_damaged_latest_checkpoint_costs_nothing(federate):
     assert [(e.client, e.round, e.count) for e in again.ledger.history()] == before
     for name, tensor in whole.model.state_dict().items():
         assert torch.equal(tensor, again.model.state_dict()[name])
+
+
+def test_resuming_a_finished_run_says_so_and_keeps_its_time(federate, caplog):
+    whole = federate(None, {"rounds": 2})
+    assert "nothing was left to do" not in caplog.text
+    file = whole.folder / "summary.json"
+    file.write_text(json.dumps({**read(whole, "summary.json"), "seconds": 1234.5}))
+    again = udpfl.run(resume=whole.folder, model=network(), data=blobs())
+    assert "all 2 rounds of this run were trained before: nothing was left to do" in caplog.text
+    assert again.seconds == read(whole, "summary.json")["seconds"] == 1234.5
+    file.write_text("{}")  # whatever became of the file, the run can be resumed
+    assert udpfl.run(resume=whole.folder, model=network(), data=blobs()).seconds < 1234.5
 
 
 # What a run may not forget, and what it may not claim

@@ -138,6 +138,7 @@ def test_bash_is_offered_verbs_options_keys_and_values():
     assert completed("plan --mechanism lap") == ["laplace"]
     assert completed("run --track ") == ["tensorboard", "mlflow"]
     assert completed("data fetch cif") == ["cifar10"]
+    assert completed("data check mnist cif") == ["cifar10"]
     assert [line for line in completed("run conf") if line] == []  # left to the shell: a path
 
 
@@ -146,6 +147,20 @@ def test_zsh_gets_the_meaning_as_well():
     assert "training.rounds=" in answer
     assert "Rounds of training" in answer
     assert completed("run conf", shell="zsh") == ["_files"]
+
+
+@pytest.mark.parametrize("words", ["report --", "run --set ", "plan --"])
+def test_zsh_gets_every_meaning_on_one_line(words):
+    asked = {"_UDPFL_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": f"udpfl {words}"}
+    code = "import sys; sys.argv = ['udpfl']; from udpfl.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **asked, "COLUMNS": "40"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout.startswith("_arguments "), done.stderr
+    lines = done.stdout.removeprefix("_arguments '*: :((").splitlines()
+    assert all(re.match(r'"[^"]+":".+"', line) for line in lines), lines
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash on this machine")

@@ -298,4 +298,5 @@ try:
 except ImportError as error:
     print(type(error).__name__, error)
 """
-    assert python(code) == "MissingExtra torch is not installed: pip install 'udpfl[train]'"
+    how = "pip install -e '.[train]' in a checkout of udpfl"
+    assert python(code) == f"MissingExtra torch is not installed: {how}"

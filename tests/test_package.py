@@ -55,7 +55,7 @@ def test_training_says_which_extra_it_needs(missing):
         """
     )
     assert done.returncode == 2
-    assert "pip install 'udpfl[train]'" in done.stderr
+    assert "pip install -e '.[train]' in a checkout" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -97,7 +97,7 @@ def test_one_exception_hierarchy():
     assert len(found) == 7
     assert all(issubclass(e, errors.UdpflError) for e in found)
     assert issubclass(errors.InvalidInput, ValueError)
-    with pytest.raises(ImportError, match=r"pip install 'udpfl\[train\]'"):
+    with pytest.raises(ImportError, match=r"pip install -e '\.\[train\]'"):
         raise errors.MissingExtra("torch", "train")
 
 

@@ -502,7 +502,7 @@ def test_own_model_and_data(tmp_path):
 
 
 def test_own_csv(tmp_path, monkeypatch):
-    script("own_csv.py", tmp_path)
+    assert "wrote patients.csv" in script("own_csv.py", tmp_path)
     with (tmp_path / "patients.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 1200

@@ -383,6 +383,73 @@ def test_nominal_lines_and_bars_have_a_pattern(runs):
     assert [line.dash for line in lines] == ["solid", "dashed", "dotted"]
 
 
+@pytest.mark.parametrize("names", ["mixed", "nominal"])
+def test_no_axis_has_two_kinds_of_epsilon(runs, names):
+    kinds = {"mixed": ("nominal", "plain", "private"), "nominal": ("nominal", "plain", "nominal")}
+    compared = comparison_charts([read_run(runs[name].folder) for name in kinds[names]])
+    charts = {chart.id: chart for chart in compared}
+    assert len(charts["accuracy"].series) == 3
+    for chart, axis in ((charts["epsilon"], "y"), (charts["trade"], "x")):
+        called = getattr(chart, axis)
+        if names == "mixed":
+            (line,) = chart.series
+            assert (line.name, line.colour) == ("private (guarantee)", "run-2")
+            assert list(getattr(line, axis)) == [
+                r["epsilon"]["max"] for r in runs["private"].metrics
+            ]
+            assert chart.warning == "nominal runs are left out"
+            assert "the ε that is guaranteed instead" in chart.note
+            assert called.startswith("ε")
+        else:
+            assert [line.dash for line in chart.series] == ["dashed", "dashed"]
+            assert called.startswith("nominal ε")
+            assert "not a guarantee" in chart.warning
+
+
+def budgets_drawn(folder: Path) -> tuple[list[float], str, str]:
+    charts = {chart.id: chart for chart in run_charts(read_run(folder))}
+    bars = charts["clients"]
+    if "epsilon" in charts:
+        names = [f"{bars.bars.mark_name} {mark:g}" for mark in sorted(set(bars.bars.marks))]
+        assert [label for _, label in charts["epsilon"].marks] == names
+    return bars.bars.marks, bars.bars.mark_name, bars.note
+
+
+def test_the_budget_drawn_is_the_one_in_the_ledger(runs, tmp_path):
+    ledger = tmp_path / "budget.sqlite"
+    train(tmp_path / "first", classification(), privacy={"ledger": str(ledger), "epsilon": 5})
+    with Ledger(ledger) as opened:
+        for found in opened.accounts():
+            opened.set_budget(found.id, Budget(9, 1e-5))
+    privacy = {"ledger": str(ledger), "epsilon": 4}
+    run = train(tmp_path / "second", classification(), privacy=privacy)
+    assert 4 < run.privacy.epsilon <= 9
+    with Ledger(ledger) as opened:  # what comes later is not this run's budget
+        for found in opened.accounts():
+            opened.set_budget(found.id, Budget(20, 1e-5))
+    marks, name, note = budgets_drawn(run.folder)
+    assert (marks, name) == ([9.0] * 3, "budget")
+    assert "in the ledger when the run ended" in note
+    said = visible(run_page(read_run(run.folder)))
+    assert "The budget is the one that it held when this run ended." in said
+    assert "budget ε δ" in said
+    assert said.count("9 (configured 4)") == 3
+
+    summary = record_of(run.folder, "summary.json")
+    assert summary["budgets"] == {person: [9.0, 1e-5] for person in run.clients}
+    old = copied(run, tmp_path / "old")
+    del summary["budgets"]
+    (old / "summary.json").write_text(json.dumps(summary))
+    for folder in (old, copied(run, tmp_path / "unfinished", "summary.json")):
+        marks, name, note = budgets_drawn(folder)
+        assert (marks, name) == ([4.0] * 3, "configured budget")
+        assert "The ledger may hold another one." in note
+        assert "configured budget ε δ" in visible(run_page(read_run(folder)))
+
+    assert "planned for." in budgets_drawn(runs["nominal"].folder)[2]
+    assert budgets_drawn(runs["nominal"].folder)[1] == "configured budget"
+
+
 def test_many_clients_are_sorted(runs, tmp_path):
     folder = copied(runs["private"], tmp_path / "many")
     people = json.loads((folder / "participants.json").read_text())
@@ -438,9 +505,35 @@ def test_a_run_that_stopped_has_a_report_that_says_so(tmp_path):
     train(tmp_path / "first", classification(), privacy=privacy)
     run = train(tmp_path / "second", classification(), privacy=privacy)
     assert run.stopped
-    said = visible(run.report.read_text())
+    page = run.report.read_text()
+    said = visible(page)
+    assert "the budget does not allow another round; udpfl budget show" in said
+    assert f"<code>udpfl budget show {run.folder}</code> says what was spent. Nothing was" in page
+    assert "`" not in said
     assert "Ended early." in said
     assert "every run that was charged to the same ledger" in said
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_a_run_that_trained_nothing_shows_nothing_of_its_model(capsys, tmp_path, task):
+    data = classification() if task == "classification" else regression()
+    privacy = {"ledger": str(tmp_path / "budget.sqlite"), "epsilon": 1}
+    train(tmp_path / "first", data, privacy=privacy)
+    run = train(tmp_path / "second", data, privacy=privacy)
+    assert run.metrics == []
+    record = read_run(run.folder)
+    assert [chart.id for chart in run_charts(record)] == ["clients"]
+    said = visible(run_page(record))
+    assert "Nothing was trained: the model is the one that the run began with." in said
+    assert "Class by class" not in said
+    assert "Final model" not in said
+    assert "Nothing was trained" not in visible(run_page(read_run(tmp_path / "first")))
+    if task == "regression":
+        assert "– test RMSE" in said
+        assert "this model – – – persistence [b] 10.0000" in said
+    code, out, _ = command(capsys, "report", run.folder, "--figures", tmp_path / "f")
+    assert code == 0
+    assert "confusion" not in out
 
 
 def test_resuming_writes_the_report_again(runs, tmp_path):
@@ -478,7 +571,7 @@ def test_a_run_stopped_between_evaluations_says_what_it_has_spent(tmp_path):
     assert [c.statement.epsilon for c in record.clients] == pytest.approx(wanted, rel=1e-9)
     assert record.statement.epsilon == pytest.approx(max(wanted), rel=1e-9)
     assert record.statement.epsilon > 0.5
-    write_report([folder, folder], tmp_path / "c.html")
+    write_report([folder, shutil.copytree(folder, tmp_path / "copy")], tmp_path / "c.html")
     for page in (run_page(record), (tmp_path / "c.html").read_text()):
         said = visible(page)
         assert f"ε = {shown(max(wanted))} at δ = 10⁻⁵ for one record added or removed, so" in said
@@ -551,7 +644,7 @@ def test_no_number_without_the_ledger(runs, tmp_path, name, trouble):
         Ledger(ledger).close()
     record = read_run(folder)
     assert record.kind == "none"
-    write_report([folder, folder], tmp_path / "c.html")
+    write_report([folder, shutil.copytree(folder, tmp_path / "copy")], tmp_path / "c.html")
     for page in (run_page(record), (tmp_path / "c.html").read_text()):
         said = visible(page)
         assert "No number can be stated: what this run has spent cannot be read from its" in said
@@ -602,6 +695,19 @@ def test_the_command_writes_one_page_or_a_comparison(capsys, runs, tmp_path, mon
     assert "data.clients" not in said  # the same in all
     assert "&lt;i&gt;plain" in page
     assert "<i>plain" not in page
+
+
+def test_the_same_folder_twice_counts_once(capsys, runs, tmp_path):
+    one, other = runs["private"].folder, runs["plain"].folder
+    again = one.parent / "nominal" / ".." / one.name
+    write_report([one, again], tmp_path / "c.html")
+    assert "UDP-FL run report" in visible((tmp_path / "c.html").read_text())
+    write_report([one, other, again], tmp_path / "c.html")
+    assert "2 runs compared" in visible((tmp_path / "c.html").read_text())
+    code, out, _ = command(
+        capsys, "report", one, again, "--out", tmp_path / "r.html", "--figures", tmp_path / "f"
+    )
+    assert (code, "confusion.png" in out) == (0, True)
 
 
 def test_two_runs_of_the_same_name_are_told_apart(runs, tmp_path):
@@ -758,6 +864,24 @@ def test_pointer_keys_and_legend_read_the_chart(browser, runs):
     )
     assert cells[:2] == ["4", last]
     assert browser.complaints() == []
+
+
+def test_a_single_evaluated_round_stands_in_the_middle(browser, tmp_path):
+    run = train(tmp_path / "r", classification(), rounds=3, evaluate_every=3)
+    write_report([run.folder, shutil.copytree(run.folder, tmp_path / "s")], tmp_path / "c.html")
+    for page, chart in ((run.report, "accuracy"), (tmp_path / "c.html", "trade")):
+        browser.open(page)
+        plot = f"document.querySelector('[data-chart={chart}] .plot svg')"
+        middle = browser.run(f"Number({plot}.querySelector('text.axis').getAttribute('x'))")
+        assert browser.run(
+            f"Number({plot}.querySelector('circle').getAttribute('cx'))"
+        ) == pytest.approx(middle)
+        ticks = f"[...{plot}.querySelectorAll('text.tick.middle')].map(t => Number(t.textContent))"
+        if chart == "accuracy":
+            assert browser.run(ticks) == [3]
+        else:
+            assert len(browser.run(ticks)) > 1
+        assert browser.complaints() == []
 
 
 def test_bars_and_the_matrix_read_out(browser, runs):

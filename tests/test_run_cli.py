@@ -263,7 +263,9 @@ def test_a_used_up_budget_ends_with_exit_code_1_and_clear_words(capsys, config, 
     assert "site.sqlite (shared between runs)" in out
     code, out, err = command(capsys, "run", config, *shared, "--out", "second", "--json")
     assert code == 1
-    assert err.startswith("udpfl: no client is left to train: client-0, client-1, client-2: its")
+    assert err.startswith(
+        "udpfl: no client is left to train: client-0, client-1, client-2: the budget"
+    )
     assert err.count("\n") == 1
     found = json.loads(out)
     assert found["accuracy"] is None
@@ -279,7 +281,7 @@ def test_a_used_up_budget_ends_with_exit_code_1_and_clear_words(capsys, config, 
     stop = ["--set", "privacy.exhausted=stop"]
     code, _, err = command(capsys, "run", config, *shared, *stop)
     assert code == 1
-    assert err.startswith("udpfl: stopped: client-0, client-2: its budget")
+    assert err.startswith("udpfl: stopped: client-0, client-2: the budget")
 
 
 def test_the_ledger_of_a_run_folder(capsys, config, tmp_path):

@@ -458,7 +458,7 @@ def test_observers_without_a_beginning_or_an_end_still_work(tmp_path):
 @pytest.mark.parametrize(("name", "kind"), [("tensorboard", TensorBoard), ("mlflow", MLflow)])
 def test_a_missing_package_is_named_before_any_training(name, kind, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(MissingExtra, match=rf"{name} is not installed: .*udpfl\[track\]"):
+    with pytest.raises(MissingExtra, match=rf"{name} is not installed: .*'\.\[track\]'"):
         kind()
 
 

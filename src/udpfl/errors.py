@@ -37,4 +37,5 @@ class MissingExtra(UdpflError, ImportError):
 
     def __init__(self, module: str, extra: str) -> None:
         self.extra = extra
-        super().__init__(f"{module} is not installed: pip install 'udpfl[{extra}]'")
+        how = f"pip install -e '.[{extra}]' in a checkout of udpfl"
+        super().__init__(f"{module} is not installed: {how}")

@@ -19,7 +19,6 @@ from udpfl.mechanisms import Gaussian
 Truths = NDArray[np.bool_]
 Side = tuple[str, Floats, Floats]
 """A name, the scores of the world where high ones are frequent, and of the other."""
-_CLEARLY = 2.0
 _FEWEST = 100
 
 
@@ -61,9 +60,9 @@ def judged(
 ) -> tuple[tuple[Test, ...], float]:
     """The tests of two worlds' scores, and what they say if the noise is Gaussian.
 
-    Two thresholds that nobody chose after the fact: the claim's own epsilon, where the divergence
-    of a false claim shows most directly, on all trials; and the one that did best on the first half
-    of the trials, on the second. The error is shared among them.
+    Thresholds that nobody chose after the fact: the claim's own epsilon, where the divergence of a
+    false claim shows most directly, on all trials; and two that did best on the first half of the
+    trials, on the second. The error is shared among them.
     """
     half = len(with_record) // 2
     sides: list[Side] = [
@@ -71,14 +70,14 @@ def judged(
         ("without it", -without, -with_record),
     ]
     fixed = sides if both else sides[:1]
-    share = error / (len(fixed) + 1)
+    share = error / (len(fixed) + 2)
     tests = []
     for name, frequent, rare in fixed:
         edge = epsilon + 1e-6  # scores of Staircase noise lie on a lattice, often right here
         tests.append(_test(f"{name}, score above ε", frequent > edge, rare > edge, delta, share))
-    name, frequent, rare, edge = _chosen(sides, half, epsilon, delta, share)
-    event = f"{name}, score at least {edge:.4g} (chosen on other trials)"
-    tests.append(_test(event, frequent[half:] >= edge, rare[half:] >= edge, delta, share))
+    for name, frequent, rare, edge in _chosen(sides, half, epsilon, delta, share):
+        event = f"{name}, score at least {edge:.4g} (chosen on other trials)"
+        tests.append(_test(event, frequent[half:] >= edge, rare[half:] >= edge, delta, share))
     even = [int((scores >= 0).sum()) for scores in (with_record, without)]
     estimate = gaussian_estimate(even[0], len(with_record), even[1], len(without), delta, error)
     return tuple(tests), estimate
@@ -90,9 +89,8 @@ def _test(event: str, hits: Truths, false: Truths, delta: float, error: float) -
 
 def _chosen(
     sides: Sequence[Side], half: int, epsilon: float, delta: float, error: float
-) -> tuple[str, Floats, Floats, float]:
-    """The threshold that refutes the claim most clearly on the first half; where none does, the one
-    with the largest bound."""
+) -> list[tuple[str, Floats, Floats, float]]:
+    """On the first half: what refutes most clearly, and what has the largest bound."""
     candidates = [
         (name, frequent, rare, edge)
         for name, frequent, rare in sides
@@ -103,10 +101,8 @@ def _chosen(
         for _, frequent, rare, edge in candidates
     ]
     excess = [_excess(hits, false, half, epsilon, delta) for hits, false in counts]
-    if max(excess) > _CLEARLY:
-        return candidates[int(np.argmax(excess))]
     bounds = [epsilon_proved(hits, half, false, half, delta, error) for hits, false in counts]
-    return candidates[int(np.argmax(bounds))]
+    return [candidates[int(np.argmax(excess))], candidates[int(np.argmax(bounds))]]
 
 
 def _excess(hits: int, false: int, trials: int, epsilon: float, delta: float) -> float:

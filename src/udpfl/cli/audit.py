@@ -80,7 +80,7 @@ def mechanism(
 
     udpfl audit mechanism --epsilon 4 --dimension 1000 --trials 200000
 
-    udpfl audit mechanism --mechanism staircase --accounting scalar --epsilon 1 --dimension 99
+    udpfl audit mechanism --epsilon 1 --dimension 1000 --accounting scalar
     """
     from udpfl.audit import Releases, audit_releases
     from udpfl.audit import canary as canary_of

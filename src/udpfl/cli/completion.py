@@ -6,6 +6,7 @@ The shell waits for every answer, so nothing here may import torch.
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -15,6 +16,10 @@ from typing import Any
 from udpfl.config.documents import known_keys
 from udpfl.config.models import SECTIONS
 from udpfl.mechanisms import BUILT_IN as MECHANISMS
+
+# Typer wraps meanings to the width of the terminal, and zsh takes the line breaks for text.
+if "_UDPFL_COMPLETE" in os.environ:
+    os.environ["COLUMNS"] = "10000"
 
 # Keys that take a name, and the group of entry points that may offer more of them.
 NAMED = {

@@ -85,7 +85,12 @@ def list_(data_dir: DataDir = None, json_: Json = False) -> None:
 def check(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME]...", help="Only these data sets.", show_default=False),
+        typer.Argument(
+            metavar="[NAME]...",
+            help="Only these data sets.",
+            show_default=False,
+            autocompletion=one_of(SOURCES),
+        ),
     ] = None,
     data_dir: DataDir = None,
     json_: Json = False,

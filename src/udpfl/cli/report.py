@@ -42,6 +42,7 @@ def report(
     """
     from udpfl.report import write_report
 
+    runs = list({run.resolve(): run for run in runs}.values())  # each once
     target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("comparison.html"))
     if target.suffix.lower() not in (".html", ".htm"):
         raise InvalidInput("out", f"the file must end in .html, got {target.name!r}")

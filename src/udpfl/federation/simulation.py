@@ -194,7 +194,9 @@ def run(
             ledger_path=ledger_path,
             # A resumed run took as long as all its rounds, not as long as this call.
             seconds=max(
-                time.perf_counter() - began, sum(row["seconds"] for row in federation.metrics)
+                time.perf_counter() - began,
+                sum(row["seconds"] for row in federation.metrics),
+                _seconds_before(folder),
             ),
             stopped=federation.stopped,
             references=dataset.references,
@@ -206,11 +208,26 @@ def run(
                 "device": str(device),
                 "parameters": lane_model.layout.dimension,
                 "clients": {n: s.to_dict() for n, s in statements.items()},
+                "budgets": {site.participant.name: _held(ledger, site) for site in sites},
             },
         )
         _report(folder)
         announce(observers, "on_end", result)
     return result
+
+
+def _held(ledger: Ledger, site: Site) -> tuple[float, float] | None:
+    """The budget in the ledger, which need not be the configured one."""
+    budget = ledger.budget(site.account)
+    return (budget.epsilon, budget.delta) if budget else None
+
+
+def _seconds_before(folder: RunFolder) -> float:
+    """How long the run had taken when it ended before; 0 where it did not."""
+    try:
+        return float(folder.read_json("summary.json")["seconds"])
+    except (InvalidInput, KeyError, TypeError, ValueError):
+        return 0.0
 
 
 def _report(folder: RunFolder) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from udpfl.errors import InvalidInput, UdpflError
 from udpfl.report.page import comparison_page, run_page
-from udpfl.report.read import RunRecord, read_run
+from udpfl.report.read import RunRecord, read_run, read_runs
 
 __all__ = ["RunRecord", "comparison_page", "read_run", "run_page", "write_report"]
 
@@ -17,7 +17,7 @@ def write_report(folders: Sequence[Path], target: Path) -> None:
     """One page about one run, or one that compares several; the file appears whole or not."""
     if not folders:
         raise InvalidInput("run", "at least one run folder is needed")
-    runs = [read_run(folder) for folder in folders]
+    runs = read_runs(folders)
     page = run_page(runs[0]) if len(runs) == 1 else comparison_page(runs)
     partial = target.with_name(f".{target.name}.{os.getpid()}")
     try:

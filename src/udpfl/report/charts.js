@@ -170,7 +170,11 @@
         high = Math.ceil(high / step - 1e-9) * step;
       }
       const ends = chart.bars ? [0, this.stops.length] : [this.stops[0], this.stops.at(-1)];
-      if (ends[0] === ends[1]) ends[1] = ends[0] + 1;
+      if (ends[0] === ends[1]) {  // a single stop stands in the middle
+        const half = this.whole ? 0.5 : Math.abs(ends[0]) / 2;
+        ends[0] -= half;
+        ends[1] += half;
+      }
       const f = chart.log ? Math.log10 : (v) => v;
       this.x = (v) => LEFT + (v - ends[0]) / (ends[1] - ends[0]) * (this.width - LEFT - RIGHT);
       this.y = (v) => HEIGHT - BOTTOM

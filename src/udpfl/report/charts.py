@@ -148,8 +148,7 @@ def _budget_marks(run: RunRecord) -> tuple[tuple[float, str], ...]:
     budgets = sorted({client.budget[0] for client in run.clients if client.budget})
     if len(budgets) > 3:
         budgets = [budgets[0], budgets[-1]]
-    name = "configured budget" if run.shared_ledger else "budget"
-    return tuple((budget, f"{name} {budget:g}") for budget in budgets)
+    return tuple((budget, f"{run.budget_name} {budget:g}") for budget in budgets)
 
 
 def _epsilon_by_round(run: RunRecord) -> Chart | None:
@@ -173,6 +172,8 @@ def _epsilon_by_round(run: RunRecord) -> Chart | None:
     note = "What all releases up to a round cost together."
     if run.shared_ledger:
         note += " Earlier runs on the same ledger are included."
+        if run.budget_name == "budget":
+            note += " The budget is the one that it held when this run ended."
     if nominal:
         _, proved = run.column("guaranteed_epsilon", "max")
         series.append(Series("ε that is guaranteed", x, proved, "guarantee"))
@@ -196,15 +197,22 @@ def _epsilon_by_client(run: RunRecord) -> Chart | None:
         [client.name for client in known],
         [client.statement.epsilon if client.statement else None for client in known],
         [client.budget[0] if client.budget else None for client in known],
-        "configured budget" if run.shared_ledger else "budget",
+        run.budget_name,
         run.kind,
         nominal,
     )
     return Chart(
         "clients", "Privacy spent by client", "clients, sorted" if many else "client", said,
-        "epsilon", bars=bars, note="The line over a bar is the client's own budget.",
+        "epsilon", bars=bars, note=_budget_note(run),
         warning=NOMINAL if nominal else "",
     )  # fmt: skip
+
+
+def _budget_note(run: RunRecord) -> str:
+    if run.budget_name == "budget":
+        return "The line over a bar is the client's budget in the ledger when the run ended."
+    other = "" if run.kind == "nominal" else " The ledger may hold another one."
+    return f"The line over a bar is the configured budget, which the noise was planned for.{other}"
 
 
 def _spending(client: Client) -> tuple[float, float]:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from udpfl.accounting.statement import Kind
 from udpfl.report.charts import DASHES, NOMINAL, Chart, Series, run_charts, shows_something
 from udpfl.report.read import RunRecord
 
 _COLOURS = 8
-_DASHED = "Dashed lines are nominal: not a guarantee. Dotted lines are not private."
+_LEFT_OUT = "nominal runs are left out"
+_OTHER_KIND = (
+    "The ε of a nominal run is of another kind: the first table has it, and the ε that is "
+    "guaranteed instead."
+)
 _COLUMNS = {
     "accuracy": ("accuracy",),
     "rmse": ("rmse",),
@@ -41,30 +46,47 @@ def comparison_charts(runs: Sequence[RunRecord]) -> list[Chart]:
     charts = []
     for id_, keys in _COLUMNS.items():
         if (like := single.get(id_)) is not None:
-            lines = _lines(runs, keys, evaluated=keys[0] != "simulation_only")
+            kinds = {_drawn_kind(runs)} if id_ == "epsilon" else set(DASHES)
+            lines = _lines(runs, keys, kinds, evaluated=keys[0] != "simulation_only")
             marks = like.marks if id_ in ("rmse", "mae") else ()
             charts.append(replace(like, series=lines, bands=(), marks=marks))
-    charts = [_of_all_clients(chart) if chart.id == "epsilon" else chart for chart in charts]
+    charts = [_of_all_clients(chart, runs) if chart.id == "epsilon" else chart for chart in charts]
     return [chart for chart in [*charts, _trade(runs)] if shows_something(chart)]
 
 
-def _lines(runs: Sequence[RunRecord], keys: tuple[str, ...], evaluated: bool) -> tuple[Series, ...]:
+def _drawn_kind(runs: Sequence[RunRecord]) -> Kind:
+    """The one kind of epsilon that a common axis shows: guaranteed, unless all are nominal."""
+    return "guarantee" if any(run.kind == "guarantee" for run in runs) else "nominal"
+
+
+def _about_epsilon(runs: Sequence[RunRecord]) -> tuple[str, str, str]:
+    """What the drawn epsilon is called, and the warning and the note that go with it."""
+    if _drawn_kind(runs) == "nominal":
+        return "nominal ε", NOMINAL, ""
+    mixed = any(run.kind == "nominal" for run in runs)
+    return ("ε", _LEFT_OUT, _OTHER_KIND) if mixed else ("ε", "", "")
+
+
+def _lines(
+    runs: Sequence[RunRecord], keys: tuple[str, ...], kinds: Collection[Kind], evaluated: bool
+) -> tuple[Series, ...]:
     lines = []
     for i, (run, name) in enumerate(zip(runs, _labels(runs), strict=True)):
         x, y = run.column(*keys, evaluated=evaluated)
-        if any(value is not None for value in y):
+        if run.kind in kinds and any(value is not None for value in y):
             lines.append(Series(name, x, y, f"run-{i % _COLOURS}", DASHES[run.kind]))
     return tuple(lines)
 
 
-def _of_all_clients(chart: Chart) -> Chart:
+def _of_all_clients(chart: Chart, runs: Sequence[RunRecord]) -> Chart:
+    said, warning, note = _about_epsilon(runs)
     return replace(
         chart,
         title="Privacy spent by round",
-        y="ε, largest of any client",
+        y=f"{said}, largest of any client",
         log=False,
-        warning="",
-        note=_DASHED,
+        warning=warning,
+        note=note,
     )
 
 
@@ -80,21 +102,23 @@ def _trade(runs: Sequence[RunRecord]) -> Chart:
     """What was reached for what was spent: the foremost figure against epsilon."""
     key = runs[0].quality[0]
     name = key if key == "accuracy" else key.upper()
+    said, warning, note = _about_epsilon(runs)
     lines = []
     for i, (run, label) in enumerate(zip(runs, _labels(runs), strict=True)):
         _, spent = run.column("epsilon", "max")
         _, reached = run.column(key)
         pairs = [(e, q) for e, q in zip(spent, reached, strict=True) if e is not None]
-        if run.kind != "none" and pairs:
+        if run.kind == _drawn_kind(runs) and pairs:
             x, y = zip(*pairs, strict=True)
             colour = f"run-{i % _COLOURS}"
             lines.append(Series(label, x, list(y), colour, DASHES[run.kind]))
     return Chart(
         id="trade",
         title=f"{name[0].upper()}{name[1:]} against privacy spent",
-        x="ε",
+        x=said,
         y=f"test {name}",
         format="percent" if key == "accuracy" else "number",
         series=tuple(lines),
-        note=f"What each run had reached when it had spent this much. {_DASHED}",
+        note=f"What each run had reached when it had spent this much. {note}".strip(),
+        warning=warning,
     )

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from udpfl.errors import InvalidInput, UdpflError
 from udpfl.report.charts import Chart, class_names, run_charts
 from udpfl.report.comparison import comparison_charts
-from udpfl.report.read import RunRecord, read_run
+from udpfl.report.read import RunRecord, read_runs
 
 _COLOURS = {
     "main": "#1f5fbf", "second": "#8a3fa0", "guarantee": "#14734a", "nominal": "#a85400",
@@ -28,7 +28,7 @@ def write_figures(
 
     matplotlib.use("Agg")
     matplotlib.rcParams["svg.hashsalt"] = "udpfl"  # the same run gives the same file
-    runs = [read_run(folder) for folder in folders]
+    runs = read_runs(folders)
     alone = len(runs) == 1
     charts = run_charts(runs[0]) if alone else comparison_charts(runs)
     try:
@@ -62,6 +62,8 @@ def _drawn(chart: Chart, path: Path) -> Path:
             list(line.x), _gaps(line.y), color=_COLOURS[line.colour], label=_plain(line.name),
             linestyle=line.dash, marker="o" if len(line.x) < 4 else None,
         )  # fmt: skip
+    if len(stops := {x for line in chart.series for x in line.x}) == 1:
+        axes.set_xticks(list(stops))
     if chart.bars is not None:
         _bars(axes, chart)
     for value, label in chart.marks:

@@ -63,7 +63,7 @@ def embedded(data: Any) -> str:
 
 def _charts(charts: Sequence[Chart]) -> str:
     if not charts:
-        return "<section><h2>Charts</h2><p>No round has been evaluated yet.</p></section>"
+        return "<section><h2>Charts</h2><p>No round was evaluated.</p></section>"
     cards = "".join(_card(chart) for chart in charts)
     return (
         '<section aria-labelledby="charts"><h2 id="charts">Charts</h2><noscript><p>The charts need '

@@ -28,8 +28,16 @@ class Client:
     rounds: int
     noise: str
     clip: str
-    budget: tuple[float, float] | None
+    configured: tuple[float, float] | None
+    """The budget that the noise was planned for."""
+    held: tuple[float, float] | None
+    """The budget that the ledger held when the run ended; None where that is not known."""
     statement: PrivacyStatement | None
+
+    @property
+    def budget(self) -> tuple[float, float] | None:
+        """What its spending is set against: the ledger's word before the configuration's."""
+        return self.held or self.configured
 
 
 @dataclass(frozen=True)
@@ -116,6 +124,12 @@ class RunRecord:
         """Whether the spending includes other runs."""
         return bool(self.identity.get("ledger"))
 
+    @property
+    def budget_name(self) -> str:
+        """Which budgets those of the clients are."""
+        known = all(client.held or not client.configured for client in self.clients)
+        return "budget" if known else "configured budget"
+
     def column(self, *keys: str, evaluated: bool = True) -> tuple[list[int], list[float | None]]:
         """One figure by round: the rounds and the values, None where it is not a number."""
         rounds, values = [], []
@@ -127,6 +141,11 @@ class RunRecord:
             finite = isinstance(value, int | float) and math.isfinite(value)
             values.append(float(value) if finite else None)
         return rounds, values
+
+
+def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
+    """Read run folders in their order; one that is named twice counts once."""
+    return [read_run(folder) for folder in {path.resolve(): path for path in folders}.values()]
 
 
 def read_run(path: Path) -> RunRecord:
@@ -152,16 +171,27 @@ def read_run(path: Path) -> RunRecord:
     if summary is not None:
         ended = {n: PrivacyStatement.from_dict(s) for n, s in summary.get("clients", {}).items()}
         statements, unread = {n: _with_later(s, spent.get(n)) for n, s in ended.items()}, None
+    # A ledger's budget bounds what is guaranteed; a nominal figure is not set against it.
+    held = (summary or {}).get("budgets", {}) if kind != "nominal" else {}
     return RunRecord(
         path=path,
         config=load(path / "config.toml"),
         identity=identity,
         metrics=metrics,
-        clients=[_client(row, statements.get(row["name"])) for row in people],
+        clients=[
+            _client(row, held.get(row["name"]), statements.get(row["name"])) for row in people
+        ],
         summary=summary,
-        evaluation=_json(path / "evaluation.json"),
+        evaluation=_of_training(_json(path / "evaluation.json"), metrics),
         unread=unread,
     )
+
+
+def _of_training(evaluation: Row | None, metrics: Sequence[Row]) -> Row | None:
+    """The evaluation of the final model; where nothing was trained, only what does not need one."""
+    if evaluation is None or metrics:
+        return evaluation
+    return {key: evaluation[key] for key in ("task", "references") if key in evaluation}
 
 
 def _with_later(ended: PrivacyStatement, now: PrivacyStatement | None) -> PrivacyStatement:
@@ -201,7 +231,7 @@ def _rows(path: Path) -> list[Row]:
     return rows
 
 
-def _client(row: Row, statement: PrivacyStatement | None) -> Client:
+def _client(row: Row, held: Sequence[float] | None, statement: PrivacyStatement | None) -> Client:
     release = row["release"]
     noise, clip = "none", "none"
     if release is not None:
@@ -217,6 +247,11 @@ def _client(row: Row, statement: PrivacyStatement | None) -> Client:
         rounds=int(row["rounds"]),
         noise=noise,
         clip=clip,
-        budget=None if row["budget"] is None else (row["budget"][0], row["budget"][1]),
+        configured=_pair(row["budget"]),
+        held=_pair(held),
         statement=statement,
     )
+
+
+def _pair(budget: Sequence[float] | None) -> tuple[float, float] | None:
+    return None if budget is None else (budget[0], budget[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
@@ -11,16 +12,22 @@ from udpfl.accounting.statement import shown
 from udpfl.config import Config, PrivacyConfig
 from udpfl.config.documents import known_keys
 from udpfl.report.charts import class_names
-from udpfl.report.read import RunRecord
+from udpfl.report.read import Client, RunRecord
 from udpfl.report.words import explain, label, no_number, small
 
 _MATRIX_LIMIT = 40
 _OPEN_CLIENTS = 20
+NOTHING_TRAINED = "Nothing was trained: the model is the one that the run began with."
 
 
 def text(value: object) -> str:
     """Anything at all as text that a browser only shows."""
     return escape(str(value), quote=True)
+
+
+def prose(value: object) -> str:
+    """A sentence as text, with a command in backticks set as code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", text(value))
 
 
 def figure(value: Any, percent: bool = False) -> str:
@@ -71,9 +78,10 @@ def state(run: RunRecord) -> str:
             f"got: round {run.rounds} of {run.config.training.rounds}. The charts by round end at "
             f"the last evaluated one{ledger}.</p>"
         )
+    trained = "" if run.metrics else f" {NOTHING_TRAINED}"
     if run.stopped:
-        return f'<p class="state"><strong>Ended early.</strong> {text(run.stopped)}</p>'
-    return ""
+        return f'<p class="state"><strong>Ended early.</strong> {prose(run.stopped)}.{trained}</p>'
+    return f'<p class="state">{trained.strip()}</p>' if trained else ""
 
 
 def privacy(run: RunRecord) -> str:
@@ -116,11 +124,11 @@ def banner(run: RunRecord) -> str:
 
 
 def _paragraphs(lines: Iterable[str]) -> str:
-    return "".join(f"<p>{text(line).replace('e^ε', 'e<sup>ε</sup>')}</p>" for line in lines)
+    return "".join(f"<p>{prose(line).replace('e^ε', 'e<sup>ε</sup>')}</p>" for line in lines)
 
 
 def _listed(lines: Iterable[str]) -> str:
-    return f"<ul>{''.join(f'<li>{text(line)}</li>' for line in lines)}</ul>"
+    return f"<ul>{''.join(f'<li>{prose(line)}</li>' for line in lines)}</ul>"
 
 
 def confusion(run: RunRecord, beside: str) -> str:
@@ -203,17 +211,16 @@ def clients(run: RunRecord) -> str:
         rows.append(
             f'<tr><th scope="row">{text(client.name)}</th>'
             f"<td>{shown(claimed.epsilon) if claimed else '–'}</td>{proved}"
-            f"<td>{'–' if budget is None else f'{budget[0]:g}'}</td>"
+            f"<td>{_budget(client)}</td>"
             f'<td class="wide">{"–" if budget is None else small(budget[1])}</td>'
             f"<td>{client.declared_size:,}</td>"
             f'<td class="wide">{text(client.noise)}</td><td class="wide">{text(client.clip)}</td>'
             f'<td class="wide">{client.rounds}</td></tr>'
         )
     spent = "<th>nominal ε</th><th>guaranteed ε</th>" if nominal else "<th>spent ε</th>"
-    budget_name = "configured budget ε" if run.shared_ledger else "budget ε"
     table = (
         '<div class="scroll"><table class="clients"><thead><tr><th>client</th>'
-        f'{spent}<th>{budget_name}</th><th class="wide">δ</th><th>declared records</th>'
+        f'{spent}<th>{run.budget_name} ε</th><th class="wide">δ</th><th>declared records</th>'
         '<th class="wide">noise</th><th class="wide">clip</th><th class="wide">rounds asked</th>'
         f"</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
@@ -222,6 +229,15 @@ def clients(run: RunRecord) -> str:
         '<section aria-labelledby="clients-table"><h2 id="clients-table">Clients</h2>'
         f"<details{opened}><summary>{len(rows):,} clients</summary>{table}</details></section>"
     )
+
+
+def _budget(client: Client) -> str:
+    if client.budget is None:
+        return "–"
+    said = f"{client.budget[0]:g}"
+    if client.configured is None or client.configured[0] == client.budget[0]:
+        return said
+    return f'{said} <small class="wide">(configured {client.configured[0]:g})</small>'
 
 
 def configuration(config: Config) -> str:
