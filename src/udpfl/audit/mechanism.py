@@ -22,6 +22,12 @@ Side = tuple[str, Floats, Floats]
 _FEWEST = 100
 
 
+def check_trials(trials: int) -> None:
+    """Refuse so few trials that no threshold could be chosen."""
+    if trials < _FEWEST:
+        raise InvalidInput("trials", f"must be at least {_FEWEST}, got {trials}")
+
+
 def audit_releases(
     releases: Releases,
     epsilon: float,
@@ -38,8 +44,7 @@ def audit_releases(
     Guarantee: a claim that is true is refuted with probability `error` at most.
     """
     check_error(error)
-    if trials < _FEWEST:
-        raise InvalidInput("trials", f"must be at least {_FEWEST}, got {trials}")
+    check_trials(trials)
     there, away = (
         releases.scores(trials, present=present, stream=stream, noiser=noiser)
         for present in (True, False)

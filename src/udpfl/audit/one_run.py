@@ -25,7 +25,7 @@ from torch.func import functional_call, grad, vmap
 from udpfl.audit.bounds import one_run_proved
 from udpfl.audit.canaries import Floats
 from udpfl.audit.verdict import POWER
-from udpfl.config import Config, load
+from udpfl.config import Config, PrivacyConfig, load
 from udpfl.data import DataSet
 from udpfl.data.records import Indices, Records
 from udpfl.engine import Loss
@@ -54,7 +54,10 @@ class Guesses:
         return one_run_proved(self.canaries, self.guesses, self.right, self.delta, self.error)
 
     def detectable(self, claimed: float) -> float:
-        """The smallest true epsilon whose guesses would have refuted the claim; inf if none."""
+        """Guesses right as often as randomised response of this epsilon would refute; inf if none.
+
+        A run that leaks as much may leak it in ways that these guesses do not use.
+        """
 
         def refutes(right: int) -> bool:
             count = (self.canaries, self.guesses, right)
@@ -78,7 +81,7 @@ def guessed(
     order = np.argsort(scores, kind="stable")
     found = []
     for share in SHARES:
-        half = max(1, round(share * len(scores) / 2))
+        half = max(1, int(share * len(scores)) // 2)
         right = int(there[order[-half:]].sum()) + int((~there[order[:half]]).sum())
         event = f"{what}, {2 * half} guesses on {len(scores)} canaries"
         found.append(Guesses(event, len(scores), 2 * half, right, delta, error / len(SHARES)))
@@ -93,7 +96,7 @@ def per_sample(
     def alone(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         return loss(functional_call(network, weights, (x.unsqueeze(0),)), y.unsqueeze(0)).sum()
 
-    every = vmap(grad(alone), in_dims=(None, 0, 0))
+    every = vmap(grad(alone), in_dims=(None, 0, 0), randomness="different")
 
     def gradients(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         found = every(weights, x, y)
@@ -149,29 +152,35 @@ def one_run(
     settings: Config,
     data: DataSet,
     parts: list[Indices],
+    client: int,
     network: nn.Module,
     loss: Loss,
     count: int,
 ) -> OneRun:
-    """Train once with canaries among the records of the first client."""
-    chosen = np.random.default_rng(secrets.randbits(128)).permutation(parts[0])[:count]
+    """Train once with canaries among the records of one client."""
+    own_records = parts[client]
+    chosen = np.random.default_rng(secrets.randbits(128)).permutation(own_records)[:count]
     there = np.array([secrets.randbits(1) for _ in chosen], dtype=bool)
     targets = data.train.targets.copy()
     targets[chosen] = _wrong(targets[chosen], data)
-    owners = [np.setdiff1d(parts[0], chosen[~there]), *parts[1:]]
+    owners = list(parts)
+    owners[client] = np.setdiff1d(own_records, chosen[~there])
     marked = replace(data, train=Records(data.train.inputs, targets), owners=tuple(owners))
     x = prepared(network, data.train.inputs[chosen], torch.device("cpu"))
     y = torch.from_numpy(targets[chosen])
-    view = ServersView("client-0", network, loss, x, y)
+    view = ServersView(f"client-{client}", network, loss, x, y)
     with tempfile.TemporaryDirectory() as folder:
-        own = {
+        own: dict[str, Any] = {
             "out": f"{folder}/run",
             "data": {
                 "clients": len(parts),
-                "declared_sizes": [len(part) for part in parts],  # the coins are nobody's business
+                "public": 0,
+                "declared_sizes": _declared(settings, parts),  # the coins are nobody's business
             },
             "training": {"averaging": 0.0},  # so that every model seen is the one sent out
         }
+        if isinstance(settings.privacy, PrivacyConfig):
+            own["privacy"] = {"ledger": None}  # what an audit spends is nobody's budget
         result = run(load(settings, own), data=marked, model=network, loss=loss, observers=[view])
     with torch.no_grad():
         final = -loss(result.model.eval()(x), y).double().numpy()
@@ -183,3 +192,9 @@ def _wrong(targets: NDArray[Any], data: DataSet) -> NDArray[Any]:
     if data.task == "classification":
         return np.asarray((targets + 1) % data.outputs, dtype=targets.dtype)
     return np.asarray(targets + 3 * data.train.targets.std(), dtype=targets.dtype)
+
+
+def _declared(settings: Config, parts: list[Indices]) -> int | list[int]:
+    """The sizes that the configuration declares, or those before any coin was tossed."""
+    declared = settings.data.declared_sizes
+    return [len(part) for part in parts] if isinstance(declared, str) else declared

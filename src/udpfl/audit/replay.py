@@ -19,9 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from udpfl.accounting import Accounting, PoissonSampled, Release, Repeated, account
+from udpfl.accounting import Accountant, Accounting, PoissonSampled, Release, Repeated, account
+from udpfl.audit.bounds import check_error
 from udpfl.audit.canaries import Floats
-from udpfl.audit.mechanism import judged
+from udpfl.audit.mechanism import check_trials, judged
 from udpfl.audit.verdict import Test, Verdict
 from udpfl.engine import (
     Clipper,
@@ -82,7 +83,9 @@ class Subject:
         rows = []
         for x, y in zip(self.inputs.split(1), self.targets.split(1), strict=True):
             x, y = (t.double() if t.is_floating_point() else t for t in (x, y))
-            parts = torch.autograd.grad(self.loss(network(x), y).sum(), trained)
+            parts = torch.autograd.grad(
+                self.loss(network(x), y).sum(), trained, allow_unused=True, materialize_grads=True
+            )
             rows.append(torch.cat([part.flatten() for part in parts]))
         found = torch.stack(rows)
         if norm == "linf":
@@ -177,6 +180,7 @@ def audit_engine(
     error: float = 0.05,
     stream: PrivateStream | None = None,
     claim: str = "",
+    accountant: Accountant = "best",
     accounting: Accounting = "vector",
 ) -> Verdict:
     """Try to refute what the accountant says of the engine's releases.
@@ -184,8 +188,10 @@ def audit_engine(
     Guarantee: a claim that is true is refuted with probability `error` at most. Where the stream is
     keyed the adversary has the key, and knows when the canary would take part.
     """
+    check_error(error)
+    check_trials(trials)
     source = stream or Entropy()
-    epsilon = account(subject.claim, delta, accounting=accounting).epsilon
+    epsilon = account(subject.claim, delta, accountant, accounting).epsilon
     worlds = {
         present: subject.scores(trials, present=present, stream=source) for present in (True, False)
     }

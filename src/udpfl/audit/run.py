@@ -9,8 +9,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from udpfl.accounting import Accounting, Release, account
-from udpfl.audit.one_run import OneRun, one_run, per_sample
+from udpfl.accounting import Accountant, Accounting, Release, account
+from udpfl.audit.bounds import check_error
+from udpfl.audit.mechanism import check_trials
+from udpfl.audit.one_run import one_run, per_sample
 from udpfl.audit.replay import Subject, audit_engine
 from udpfl.audit.verdict import Verdict
 from udpfl.config import Config, PrivacyConfig, load
@@ -37,10 +39,13 @@ class Target:
     settings: Config
     data: DataSet
     parts: list[Indices]
+    number: int
+    """Which client is audited."""
     network: nn.Module
     loss: Loss
     client: Participant
     release: Release
+    accountant: Accountant
     accounting: Accounting
 
     @classmethod
@@ -61,36 +66,38 @@ class Target:
                 "a seeded run claims nothing: whoever has the seed can remove its noise"
             )
         data = dataset_of(settings, None, None)
+        if data.owners is not None and len(data.owners) != settings.data.clients:
+            settings = load(settings, {"data": {"clients": len(data.owners)}})
         parts, _ = divided(settings, data)
         network = network_of(settings, None, data)
-        if folder is not None:
+        if folder is None:
+            people = _planned(settings, data, parts, network)
+        else:
+            if not (folder.path / "model.safetensors").is_file():
+                raise InvalidInput("run", f"{str(path)!r} has no model: the run is not finished")
             network.load_state_dict(load_file(folder.path / "model.safetensors"))
-        dimension = sum(p.numel() for p in network.parameters() if p.requires_grad)
-        people = participants(
-            settings,
-            declared_sizes(settings, data, parts),
-            selection(settings),
-            dimension,
-            algorithm_of(settings).trainings,
-            client_names(settings, data, parts),
-        )
-        client = people[0]
+            people = [Participant.from_dict(row) for row in folder.read_json("participants.json")]
+        # The client with the most records: it takes the most canaries.
+        asked = [i for i, person in enumerate(people) if person.release is not None]
+        first = max(asked, key=lambda i: len(parts[i]))
+        client = people[first]
         assert client.release is not None
         return cls(
-            settings, data, parts, network, loss_of(data.task), client, client.release,
-            privacy.accounting,
+            settings, data, parts, first, network, loss_of(data.task), client, client.release,
+            privacy.accountant, privacy.accounting,
         )  # fmt: skip
 
     def canary(self) -> tuple[Tensor, Tensor, Tensor]:
         """A record, the label that pulls hardest, and one that pulls another way."""
-        rows = self.parts[0][:_CANDIDATES]
+        rows = self.parts[self.number][:_CANDIDATES]
         x = prepared(self.network, self.data.train.inputs[rows], torch.device("cpu"))
         labels = self._labels(rows)
         gradients = per_sample(self.network, self.loss)
         weights = {n: p.detach() for n, p in self.network.named_parameters() if p.requires_grad}
-        sizes = torch.stack(
-            [gradients(weights, x, label).norm(dim=1) for label in labels]
-        )  # [labels, rows]
+        sizes = torch.stack([gradients(weights, x, label).norm(dim=1) for label in labels])
+        sizes = sizes.nan_to_num(
+            0.0, 0.0, 0.0
+        )  # [labels, rows]; the engine drops what is not finite
         best = int(sizes.argmax())
         label, row = divmod(best, len(rows))
         other = int(sizes[:, row].scatter(0, torch.tensor(label), -1.0).argmax())
@@ -116,45 +123,72 @@ class Target:
         return {f"record alone, {steps} steps as sampled": alone, "record in a full batch": crowd}
 
 
+def _planned(
+    settings: Config, data: DataSet, parts: list[Indices], network: nn.Module
+) -> list[Participant]:
+    """The participants as a run of this configuration would plan them."""
+    return participants(
+        settings,
+        declared_sizes(settings, data, parts),
+        selection(settings),
+        sum(p.numel() for p in network.parameters() if p.requires_grad),
+        algorithm_of(settings).trainings,
+        client_names(settings, data, parts),
+    )
+
+
 def audit_run(
     where: str | Path,
     *,
     trials: int = 2_000,
-    canaries: int = 200,
+    canaries: int | None = None,
     error: float = 0.05,
 ) -> list[Verdict]:
     """Verdicts on a run's claims: its steps replayed, and the whole run trained once.
 
     Guarantee: claims that are all true are refuted, any of them, with probability `error` at most.
-    `canaries` = 0 leaves the training out.
+    `canaries` are 200, or half of a smaller client's records; 0 leaves the training out.
     """
+    check_error(error)
+    check_trials(trials)
     target = Target.of(where)
+    size = len(target.parts[target.number])
+    count = min(200, size // 2) if canaries is None else canaries
+    if count and not 10 <= count <= size // 2:
+        raise InvalidInput(
+            "canaries",
+            f"must be 0, or from 10 to half of the {size} records of {target.client.name}, "
+            f"got {count}",
+        )
     delta = target.client.budget.delta if target.client.budget else 1e-5
     claims = [
         (name, subject, d) for name, subject in target.subjects().items() for d in (FAR, delta)
     ]
-    share = error / (len(claims) + (canaries > 0))
+    share = error / (len(claims) + (count > 0))
     verdicts = [
         audit_engine(
-            subject, d, trials=trials, error=share, claim=name, accounting=target.accounting
+            subject,
+            d,
+            trials=trials,
+            error=share,
+            claim=f"{target.client.name}, {name}",
+            accountant=target.accountant,
+            accounting=target.accounting,
         )
         for name, subject, d in claims
     ]
-    if canaries:
-        verdicts.append(_trained(target, canaries, delta, share))
+    if count:
+        verdicts.append(_trained(target, count, delta, share))
     return verdicts
 
 
 def _trained(target: Target, canaries: int, delta: float, error: float) -> Verdict:
-    size = len(target.parts[0])
-    if not 10 <= canaries <= size // 2:
-        raise InvalidInput(
-            "canaries", f"must be 0, or from 10 to half of the first client's {size} records"
-        )
-    found: OneRun = one_run(
-        target.settings, target.data, target.parts, target.network, target.loss, canaries
-    )
+    found = one_run(
+        target.settings, target.data, target.parts, target.number, target.network, target.loss,
+        canaries,
+    )  # fmt: skip
     event = target.client.rest_event(0)
     assert event is not None
-    epsilon = account(event, delta, accounting=target.accounting).epsilon
-    return Verdict("the whole run, trained once", epsilon, delta, found.tests(delta, error), error)
+    epsilon = account(event, delta, target.accountant, target.accounting).epsilon
+    name = f"{target.client.name}, the whole run, trained once"
+    return Verdict(name, epsilon, delta, found.tests(delta, error), error)

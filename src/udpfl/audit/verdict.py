@@ -69,7 +69,11 @@ class Test:
         return {**asdict(self), "proved": self.proved}
 
     def detectable(self, claimed: float) -> float:
-        """The smallest true epsilon of this event that would have been found; inf if none."""
+        """An event as rare as this one, so much more probable with the record, would refute.
+
+        The logarithm of that factor, beyond delta; inf where no event could. Noise of such an
+        epsilon may spread its leak over many events and go unseen.
+        """
         false_rate = max(self.false_hits, 1) / self.false_trials
         low, high = claimed, math.log(max(1 - self.delta, 1e-300) / false_rate)
         if high <= low or not self._found(claimed, high, false_rate):
@@ -93,7 +97,7 @@ class Evidence(Protocol):
         """The largest epsilon that it excludes."""
 
     def detectable(self, claimed: float) -> float:
-        """The smallest violation of a claim that it would have found; inf if none."""
+        """How large a violation it would have found, in the terms that it counts; inf if none."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -125,7 +129,7 @@ class Verdict:
 
     @property
     def detectable(self) -> float:
-        """The smallest violation that this audit would have caught; inf if it catches none."""
+        """The smallest violation of an event that was counted which would have been caught."""
         return min((test.detectable(self.epsilon) for test in self.tests), default=math.inf)
 
     def __str__(self) -> str:
@@ -143,7 +147,8 @@ class Verdict:
         if math.isinf(self.detectable):
             return "too few trials to catch any violation of this claim; take more"
         return (
-            f"would have caught a true ε of {self.detectable:.3g} or more "
+            "an event as rare as those counted would have refuted the claim if it were "
+            f"e^{self.detectable:.3g} times as probable with the record "
             f"({100 * POWER:g} % of the time)"
         )
 

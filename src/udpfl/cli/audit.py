@@ -122,9 +122,13 @@ def run(
     ],
     trials: Annotated[int, typer.Option(help="Replays in each world.")] = 2_000,
     canaries: Annotated[
-        int,
-        typer.Option(help="Records that may be in a whole training, or not; 0 leaves it out."),
-    ] = 200,
+        int | None,
+        typer.Option(
+            help="Records that may be in a whole training, or not: by default 200, or half of a "
+            "client's; 0 leaves it out.",
+            show_default=False,
+        ),
+    ] = None,
     error: ErrorRate = 0.05,
     json_: Json = False,
     plot: Plot = None,
