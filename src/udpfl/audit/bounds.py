@@ -13,6 +13,7 @@ import numpy as np
 from scipy import optimize, special, stats
 
 from udpfl.errors import InvalidInput
+from udpfl.mechanisms import Gaussian
 
 _LARGEST = 100.0
 """Beyond any epsilon that guesses can prove: 1e40 of them would be needed."""
@@ -71,23 +72,20 @@ def gaussian_estimate(
     return gaussian_epsilon(shift, delta) if shift > 0 else 0.0
 
 
-def gaussian_delta(epsilon: float, shift: float) -> float:
-    """delta(epsilon) between N(0, 1) and N(shift, 1): Balle and Wang 2018, Theorem 8."""
-    above = special.log_ndtr(shift / 2 - epsilon / shift)
-    below = epsilon + special.log_ndtr(-shift / 2 - epsilon / shift)
-    return float(np.exp(above) * -np.expm1(min(below - above, 0.0)))
-
-
 def gaussian_epsilon(shift: float, delta: float) -> float:
     """Epsilon at `delta` between two unit normals that lie `shift` apart."""
     if not math.isfinite(shift) or delta <= 0:
         return math.inf
-    if gaussian_delta(0.0, shift) <= delta:
+
+    def excess(epsilon: float) -> float:
+        return float(Gaussian(1.0).hockey_stick(epsilon, shift)) - delta
+
+    if excess(0.0) <= 0:
         return 0.0
     high = 1.0
-    while gaussian_delta(high, shift) > delta:
+    while excess(high) > 0:
         high *= 2
-    return float(optimize.brentq(lambda e: gaussian_delta(e, shift) - delta, 0.0, high))
+    return float(optimize.brentq(excess, 0.0, high))
 
 
 def one_run_probability(

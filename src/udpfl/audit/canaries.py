@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from udpfl.accounting.sensitivity import Sensitivity
 from udpfl.errors import InvalidInput
+from udpfl.mechanisms.arrays import Floats
 
-Floats = NDArray[np.float64]
 _ORDER = {"l1": 1, "l2": 2, "linf": np.inf}
 
 
@@ -26,9 +25,10 @@ def canary(name: str, sensitivity: Sensitivity) -> Floats:
         shift = np.zeros(dimension)
         shift[0] = sensitivity.bound
     elif name == "dense":
-        shift = _clipped(np.ones(dimension), sensitivity, stretch=True)
+        ones = np.ones(dimension)
+        shift = ones * (sensitivity.bound / _size(ones, sensitivity))
     else:
-        shift = _clipped(_read(Path(name)), sensitivity)
+        shift = clipped(_read(Path(name)), sensitivity)
         if len(shift) != dimension:
             raise InvalidInput(
                 "canary", f"{name} has {len(shift)} numbers, the dimension is {dimension}"
@@ -36,13 +36,16 @@ def canary(name: str, sensitivity: Sensitivity) -> Floats:
     return shift
 
 
-def _clipped(gradient: Floats, sensitivity: Sensitivity, *, stretch: bool = False) -> Floats:
+def clipped(gradient: Floats, sensitivity: Sensitivity) -> Floats:
     """As the engine clips: scaled down to the bound, or for linf every coordinate by itself."""
     bound = sensitivity.bound
-    if sensitivity.norm == "linf" and not stretch:
+    if sensitivity.norm == "linf":
         return np.clip(gradient, -bound, bound)
-    size = float(np.linalg.norm(gradient, _ORDER[sensitivity.norm]))
-    return gradient * (bound / size if stretch else min(1.0, bound / size))
+    return gradient * (bound / max(_size(gradient, sensitivity), bound))
+
+
+def _size(gradient: Floats, sensitivity: Sensitivity) -> float:
+    return float(np.linalg.norm(gradient, _ORDER[sensitivity.norm]))
 
 
 def _read(path: Path) -> Floats:

@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -33,20 +34,28 @@ class Rows:
     problems: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
+    @cached_property
+    def _by_account(self) -> dict[int, list[tuple[Any, ...]]]:
+        """The charges of each account, once all are read."""
+        found: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
+        for row in self.charges:
+            found[row[1]].append(row)
+        return found
+
     def totals(self, account: int) -> Counter[str]:
         """How often each event was charged to an account."""
         found = Counter[str]()
-        for _, owner, _, _, count, event, *_ in self.charges:
-            if owner == account and isinstance(count, int):
+        for _, _, _, _, count, event, *_ in self._by_account[account]:
+            if isinstance(count, int):
                 found[str(event)] += count
         return found
 
     def unclaimed(self, account: int) -> str:
         """Why no privacy can be claimed for an account; empty where it can."""
-        for _, owner, run, _, _, event, *_ in self.charges:
-            if owner == account and event == NO_CLAIM:
+        for _, _, run, _, _, event, *_ in self._by_account[account]:
+            if event == NO_CLAIM:
                 return "an answer was released without noise"
-            if owner == account and self.runs.get(run) != "entropy":
+            if self.runs.get(run) != "entropy":
                 return "noise of a seeded run can be computed by anyone"
         return ""
 

@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from udpfl.audit.bounds import check_error, epsilon_proved, gaussian_estimate
-from udpfl.audit.canaries import Floats
 from udpfl.audit.verdict import Test, Verdict
 from udpfl.audit.worlds import Releases
 from udpfl.engine.noise import Noiser
 from udpfl.engine.randomness import PrivateStream
 from udpfl.errors import InvalidInput
 from udpfl.mechanisms import Gaussian
+from udpfl.mechanisms.arrays import Floats
 
 Truths = NDArray[np.bool_]
 Side = tuple[str, Floats, Floats]

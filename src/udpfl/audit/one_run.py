@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from udpfl.audit.bounds import one_run_proved
-from udpfl.audit.canaries import Floats
 from udpfl.audit.verdict import POWER
 from udpfl.config import Config, PrivacyConfig, load
 from udpfl.data import DataSet
@@ -32,6 +31,7 @@ from udpfl.engine import Loss
 from udpfl.federation.observers import Observer
 from udpfl.federation.parts import prepared
 from udpfl.federation.simulation import run
+from udpfl.mechanisms.arrays import Floats
 
 SHARES = (1.0, 0.5, 0.1)
 """How many of the canaries are guessed, surest first. Fixed beforehand; each pays for itself."""

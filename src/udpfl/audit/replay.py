@@ -10,7 +10,7 @@ knows their sum.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -21,9 +21,10 @@ from torch import Tensor, nn
 
 from udpfl.accounting import Accountant, Accounting, PoissonSampled, Release, Repeated, account
 from udpfl.audit.bounds import check_error
-from udpfl.audit.canaries import Floats
+from udpfl.audit.canaries import clipped
 from udpfl.audit.mechanism import check_trials, judged
 from udpfl.audit.verdict import Test, Verdict
+from udpfl.audit.worlds import by_chance, likelihood_ratio
 from udpfl.engine import (
     Clipper,
     Entropy,
@@ -40,6 +41,7 @@ from udpfl.engine import (
 )
 from udpfl.engine.randomness import Key, poisson_indices
 from udpfl.errors import InvalidInput
+from udpfl.mechanisms.arrays import Floats
 
 _NUMBERS = 1 << 22
 """Parameters of all lanes together that are trained at once."""
@@ -77,7 +79,6 @@ class Subject:
 
     def clipped(self) -> Floats:
         """Every record's clipped gradient [N, d], by automatic differentiation in double."""
-        bound, norm = self.release.sensitivity.bound, self.release.sensitivity.norm
         network = copy.deepcopy(self.network).double()
         trained = [p for p in network.parameters() if p.requires_grad]
         rows = []
@@ -87,14 +88,7 @@ class Subject:
                 self.loss(network(x), y).sum(), trained, allow_unused=True, materialize_grads=True
             )
             rows.append(torch.cat([part.flatten() for part in parts]))
-        found = torch.stack(rows)
-        if norm == "linf":
-            found = found.clamp(-bound, bound)
-        else:
-            sizes = found.norm(p=1 if norm == "l1" else 2, dim=1, keepdim=True)
-            found = found * (bound / sizes.clamp(min=bound))
-        clipped: Floats = found.numpy()
-        return clipped
+        return np.stack([clipped(row.numpy(), self.release.sensitivity) for row in rows])
 
     @cached_property
     def model(self) -> LaneModel:
@@ -117,9 +111,9 @@ class Subject:
         """For each step how much more probable it is where the record takes part [trials]."""
         gradients = self.clipped()
         others, shift = gradients[:-1].sum(0), gradients[-1]
-        density = self.release.mechanism.log_density
+        noise = self.release.mechanism
         parts = [
-            [(density(seen - others - shift) - density(seen - others)).sum(1) for seen in steps]
+            [likelihood_ratio(noise, seen - others, shift) for seen in steps]
             for steps in self.released(trials, present=present, stream=stream)
         ]
         return [np.concatenate(step) for step in zip(*parts, strict=True)]
@@ -154,22 +148,22 @@ class Subject:
         return clipper, MechanismNoiser([self.release.mechanism] * lanes)
 
 
-Adversary = Callable[[Sequence[Floats], float], Floats]
-"""Scores of the steps [trials] each, and the sampling rate, to one score per trial."""
-
-
-def by_chance(steps: Sequence[Floats], rate: float) -> Floats:
-    """The likelihood ratio where the record takes part in each step by chance."""
-    total = np.zeros(len(steps[0]))
-    for score in steps:
-        total += score if rate == 1 else np.logaddexp(np.log1p(-rate), np.log(rate) + score)
-    return total
-
-
-def exactly_once(steps: Sequence[Floats], rate: float) -> Floats:
+def exactly_once(steps: Sequence[Floats]) -> Floats:
     """The likelihood ratio where it takes part in one of the steps, whichever."""
     total: Floats = np.logaddexp.reduce(np.stack(steps), axis=0) - np.log(len(steps))
     return total
+
+
+Worlds = dict[bool, list[Floats]]
+"""Scores of every step [trials], with the record and without it."""
+
+
+def replayed(subject: Subject, trials: int, stream: PrivateStream) -> Worlds:
+    """So many trials in either world."""
+    check_trials(trials)
+    return {
+        present: subject.scores(trials, present=present, stream=stream) for present in (True, False)
+    }
 
 
 def audit_engine(
@@ -189,27 +183,39 @@ def audit_engine(
     keyed the adversary has the key, and knows when the canary would take part.
     """
     check_error(error)
-    check_trials(trials)
     source = stream or Entropy()
     epsilon = account(subject.claim, delta, accountant, accounting).epsilon
-    worlds = {
-        present: subject.scores(trials, present=present, stream=source) for present in (True, False)
+    tests = tests_of(subject, replayed(subject, trials, source), source, epsilon, delta, error)
+    return Verdict(claim, epsilon, delta, tests, error)
+
+
+def tests_of(
+    subject: Subject,
+    worlds: Worlds,
+    stream: PrivateStream,
+    epsilon: float,
+    delta: float,
+    error: float,
+) -> tuple[Test, ...]:
+    """What every adversary makes of the replays; they share the error."""
+    chance = {
+        present: np.sum([by_chance(score, subject.rate) for score in steps], axis=0)
+        for present, steps in worlds.items()
     }
-    adversaries: list[Callable[[bool], Floats]] = [
-        lambda present: by_chance(worlds[present], subject.rate)
-    ]
+    adversaries = [chance]
     if subject.steps > 1:
-        adversaries.append(lambda present: exactly_once(worlds[present], subject.rate))
-    if isinstance(source, Keyed) and subject.rate < 1:
-        adversaries.append(lambda present: _knowing(subject, worlds[present], present, source))
+        adversaries.append({present: exactly_once(steps) for present, steps in worlds.items()})
+    if isinstance(stream, Keyed) and subject.rate < 1:
+        knowing = {p: _knowing(subject, steps, p, stream) for p, steps in worlds.items()}
+        adversaries.append(knowing)
     tests: list[Test] = []
     for scores in adversaries:
         found, _ = judged(
-            scores(True), scores(False), epsilon, delta, error / len(adversaries),
+            scores[True], scores[False], epsilon, delta, error / len(adversaries),
             both=subject.rate < 1,
         )  # fmt: skip
         tests += found
-    return Verdict(claim, epsilon, delta, tuple(tests), error)
+    return tuple(tests)
 
 
 def _knowing(subject: Subject, steps: list[Floats], present: bool, stream: Keyed) -> Floats:

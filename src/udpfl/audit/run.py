@@ -13,12 +13,12 @@ from udpfl.accounting import Accountant, Accounting, Release, account
 from udpfl.audit.bounds import check_error
 from udpfl.audit.mechanism import check_trials
 from udpfl.audit.one_run import one_run, per_sample
-from udpfl.audit.replay import Subject, audit_engine
+from udpfl.audit.replay import Subject, replayed, tests_of
 from udpfl.audit.verdict import Verdict
 from udpfl.config import Config, PrivacyConfig, load
 from udpfl.data import DataSet
 from udpfl.data.records import Indices
-from udpfl.engine import Loss
+from udpfl.engine import Entropy, Loss
 from udpfl.errors import InvalidInput, Unsupported
 from udpfl.federation.folder import RunFolder
 from udpfl.federation.participants import Participant, participants, selection
@@ -161,22 +161,17 @@ def audit_run(
             f"got {count}",
         )
     delta = target.client.budget.delta if target.client.budget else 1e-5
-    claims = [
-        (name, subject, d) for name, subject in target.subjects().items() for d in (FAR, delta)
-    ]
-    share = error / (len(claims) + (count > 0))
-    verdicts = [
-        audit_engine(
-            subject,
-            d,
-            trials=trials,
-            error=share,
-            claim=f"{target.client.name}, {name}",
-            accountant=target.accountant,
-            accounting=target.accounting,
-        )
-        for name, subject, d in claims
-    ]
+    subjects, deltas = target.subjects(), (FAR, delta)
+    share = error / (len(subjects) * len(deltas) + (count > 0))
+    verdicts = []
+    for name, subject in subjects.items():
+        stream = Entropy()
+        worlds = replayed(subject, trials, stream)  # one set of replays answers for every delta
+        for d in deltas:
+            epsilon = account(subject.claim, d, target.accountant, target.accounting).epsilon
+            tests = tests_of(subject, worlds, stream, epsilon, d, share)
+            claim = f"{target.client.name}, {name}"
+            verdicts.append(Verdict(claim, epsilon, d, tests, share))
     if count:
         verdicts.append(_trained(target, count, delta, share))
     return verdicts

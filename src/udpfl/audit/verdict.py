@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -56,13 +57,9 @@ class Test:
             )
             return proved > claimed
 
-        low, high = 0, self.trials
-        if not refutes(high):
+        if not refutes(self.trials):
             return None
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if refutes(middle) else (middle, high)
-        return high
+        return bisect_left(range(self.trials), True, key=refutes)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from udpfl.audit.canaries import Floats
 from udpfl.engine.noise import MechanismNoiser, Noiser
 from udpfl.engine.randomness import Entropy, Key, PrivateStream, poisson_indices
 from udpfl.mechanisms import Mechanism
+from udpfl.mechanisms.arrays import Floats
 
 _AT_ONCE = 1 << 21
 """Numbers that are drawn at once."""
@@ -61,16 +60,21 @@ class Releases:
                     sums[poisson_indices(source, key, torch.arange(count), self.rate)] = shift
                 # All these trials in one row: noise does not know where a trial ends.
                 noisy = adds.add(sums.view(1, -1), source, [Key("audit", world, 0, step)])
-                total += self._score(noisy.view(count, -1), shift)
+                seen = noisy.view(count, -1).double().numpy()
+                score = likelihood_ratio(self.mechanism, seen, shift.double().numpy())
+                total += by_chance(score, self.rate)
             found.append(total)
         return np.concatenate(found)
 
-    def _score(self, released: Tensor, shift: Tensor) -> Floats:
-        density = self.mechanism.log_density
-        y, v = released.double().numpy(), shift.double().numpy()
-        score: Floats = (density(y - v) - density(y)).sum(1)
-        return (
-            score
-            if self.rate == 1
-            else np.logaddexp(np.log1p(-self.rate), np.log(self.rate) + score)
-        )
+
+def likelihood_ratio(mechanism: Mechanism, released: Floats, shift: Floats) -> Floats:
+    """How much more probable each release [trials, d] is with the shift, as a logarithm."""
+    ratio: Floats = (mechanism.log_density(released - shift) - mechanism.log_density(released)).sum(
+        1
+    )
+    return ratio
+
+
+def by_chance(score: Floats, rate: float) -> Floats:
+    """The same where the record takes part with probability `rate`."""
+    return score if rate == 1 else np.logaddexp(np.log1p(-rate), np.log(rate) + score)

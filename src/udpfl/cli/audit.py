@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from udpfl.accounting import Accountant, Accounting, Norm, Sensitivity
+from udpfl.cli.plan import check_plot
 from udpfl.errors import InvalidInput
 from udpfl.planning import plan
 
@@ -85,7 +86,8 @@ def mechanism(
     from udpfl.audit import Releases, audit_releases
     from udpfl.audit import canary as canary_of
 
-    _check_plot(plot)
+    if plot is not None:
+        check_plot(plot)
     shift = canary_of(canary, Sensitivity(clip, norm, dimension))
     row = plan(
         mechanism,
@@ -146,7 +148,8 @@ def run(
     """
     from udpfl.audit.run import audit_run
 
-    _check_plot(plot)
+    if plot is not None:
+        check_plot(plot)
     with Console(stderr=True).status("replaying steps, then training once"):
         verdicts = audit_run(where, trials=trials, canaries=canaries, error=error)
     _say(verdicts, json_, plot)
@@ -185,11 +188,6 @@ def ledger(
         typer.echo(str(found))
     if not found.sound:
         raise typer.Exit(1)
-
-
-def _check_plot(plot: Path | None) -> None:
-    if plot is not None and plot.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise InvalidInput("plot", f"must end in .png, .svg or .pdf, got {plot.name!r}")
 
 
 def _say(verdicts: list[Verdict], json_: bool, plot: Path | None) -> None:

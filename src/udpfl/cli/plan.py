@@ -87,7 +87,7 @@ def plan(
         "rank": rank,
     }
     if plot is not None:
-        _check_plot(plot)
+        check_plot(plot)
     try:
         rows = make_plan(mechanism, epsilon=epsilon, **options)
     except Unsupported as reason:
@@ -106,7 +106,8 @@ def plan(
         typer.echo(f"wrote {plot}", err=True)
 
 
-def _check_plot(path: Path) -> None:
+def check_plot(path: Path) -> None:
+    """Refuse a picture that could not be written, before the work for it."""
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise InvalidInput("plot", f"the file must end in .png, .svg or .pdf, got {path.name!r}")
     if not path.parent.is_dir():

@@ -41,8 +41,9 @@ def report(
     udpfl report runs/first --figures figures --format svg
     """
     from udpfl.report import write_report
+    from udpfl.report.read import distinct
 
-    runs = list({run.resolve(): run for run in runs}.values())  # each once
+    runs = distinct(runs)
     target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("comparison.html"))
     if target.suffix.lower() not in (".html", ".htm"):
         raise InvalidInput("out", f"the file must end in .html, got {target.name!r}")

@@ -143,9 +143,14 @@ class RunRecord:
         return rounds, values
 
 
+def distinct(folders: Sequence[Path]) -> list[Path]:
+    """The folders in their order; one that is named twice counts once."""
+    return list({path.resolve(): path for path in folders}.values())
+
+
 def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
-    """Read run folders in their order; one that is named twice counts once."""
-    return [read_run(folder) for folder in {path.resolve(): path for path in folders}.values()]
+    """Read run folders in their order, each once."""
+    return [read_run(folder) for folder in distinct(folders)]
 
 
 def read_run(path: Path) -> RunRecord:
