@@ -18,6 +18,7 @@ from tables import filled, rows
 from udpfl import Sensitivity, plan
 from udpfl.audit import Releases, Verdict, audit_releases, canary
 from udpfl.audit.figure import audit_figure
+from udpfl.audit.power import LessNoise
 
 DIMENSION = 1000
 ARMS = [  # mechanism, epsilon, delta, accounting, canary, share of the trials
@@ -63,7 +64,7 @@ def table(verdicts: list[Verdict]) -> str:
         "claimed ε",
         "δ",
         "proved ε ≥",
-        "an event refutes from e^",
+        "would have caught noise x",
         "",
     ]
     body = [
@@ -73,12 +74,20 @@ def table(verdicts: list[Verdict]) -> str:
             f"{verdict.delta:g}",
             f"{verdict.proved:.2f}"
             + ("" if verdict.estimate is None else f" ({verdict.estimate:.2f} if Gaussian)"),
-            f"{verdict.detectable:.2f}",
+            _caught(verdict),
             "**refuted**" if verdict.refuted else "not refuted",
         ]
         for verdict in verdicts
     ]
     return rows(head, body)
+
+
+def _caught(verdict: Verdict) -> str:
+    caught = verdict.caught
+    assert isinstance(caught, LessNoise)
+    if caught.scale is None:
+        return "none"
+    return "1 (as it is)" if caught.scale == 1 else f"{caught.scale:g} (ε = {caught.epsilon:.3g})"
 
 
 def main() -> None:

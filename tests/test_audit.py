@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 
@@ -11,7 +12,17 @@ import torch
 from scipy import stats
 from torch import nn
 
-from udpfl import Gaussian, Laplace, Release, Sensitivity, Staircase, account, plan
+from udpfl import (
+    Gaussian,
+    Laplace,
+    PoissonSampled,
+    Release,
+    Repeated,
+    Sensitivity,
+    Staircase,
+    account,
+    plan,
+)
 from udpfl.audit import Releases, audit_releases, canary
 from udpfl.audit.bounds import (
     delta_proved,
@@ -23,9 +34,8 @@ from udpfl.audit.bounds import (
     one_run_probability,
     one_run_proved,
 )
-from udpfl.audit.mechanism import judged
-from udpfl.audit.verdict import Test as Counted
-from udpfl.audit.verdict import Verdict
+from udpfl.audit.power import Spread, TooLittleNoise, added, refuted_always
+from udpfl.audit.tally import Tally, judged
 from udpfl.cli import main
 from udpfl.engine import Keyed, LaneModel, MechanismNoiser
 from udpfl.errors import InvalidInput
@@ -122,31 +132,95 @@ def test_one_run_on_randomised_response_is_exact():
 # Power
 
 
-def test_power_is_what_happens():
-    """Rates at the detectable epsilon refute nearly always; rates that the claim allows do not."""
-    test = Counted("", 0, 5000, 250, 5000, 0.0, 0.025)
-    claimed, rng = 1.0, np.random.default_rng(0)
-    found = test.detectable(claimed)
-    assert claimed < found < 1.5
-    refuted = {}
-    for true in (claimed, found):
-        hits = rng.binomial(5000, 0.05 * math.exp(true), 2000)
-        false = rng.binomial(5000, 0.05, 2000)
-        refuted[true] = np.mean(
-            [
-                epsilon_proved(int(h), 5000, int(f), 5000, 0.0, 0.025) > claimed
-                for h, f in zip(hits, false, strict=True)
-            ]
+def test_sums_of_scores_are_convolutions():
+    first = Spread(np.array([-1.0, 0.0, 2.0]), np.array([0.2, 0.5, 0.3]))
+    second = Spread(np.array([0.25, 1.0]), np.array([0.6, 0.4]))
+    total = added([(first, 3), (second, 2)])
+    expected: dict[float, float] = {}
+    for picks in itertools.product(range(3), range(3), range(3), range(2), range(2)):
+        value = sum(first.values[p] for p in picks[:3]) + sum(second.values[p] for p in picks[3:])
+        chance = math.prod(first.masses[p] for p in picks[:3])
+        expected[value] = expected.get(value, 0.0) + chance * math.prod(
+            second.masses[p] for p in picks[3:]
         )
-    assert refuted[found] > 0.98
-    assert refuted[claimed] <= 0.025 + 4 * math.sqrt(0.025 / 2000)
+    for value, chance in expected.items():
+        near = np.abs(total.values - value) < 0.02
+        assert total.masses[near].sum() == pytest.approx(chance, abs=1e-9)
+
+
+ALTERNATIVES = {  # mechanism, dimension, rate, steps
+    "gaussian": (Gaussian(1.3), 30, 1.0, 1),
+    "laplace": (Laplace(1.0), 40, 1.0, 1),
+    "staircase": (Staircase(1.0, 0.3, 0.4), 5, 1.0, 1),
+    "sampled": (Gaussian(0.8), 3, 0.3, 4),
+    "sampled laplace": (Laplace(0.7), 4, 0.5, 3),
+}
+
+
+@pytest.mark.parametrize("case", ALTERNATIVES)
+def test_calculated_scores_are_those_of_the_sampler(case):
+    noise, dimension, rate, steps = ALTERNATIVES[case]
+    shift, factor, trials = canary("dense", Sensitivity(1.0, "l2", dimension)), 0.6, 40_000
+    calculated = TooLittleNoise(noise, shift, rate, steps, trials, 0.05).scores(factor)
+    weak = MechanismNoiser([noise.scaled(factor)])
+    for present, spread in zip((True, False), calculated, strict=True):
+        drawn = Releases(noise, shift, steps, rate).scores(
+            trials, present=present, stream=Keyed(5), noiser=weak
+        )
+        reached = np.cumsum(spread.masses)
+        for edge in np.quantile(drawn, [0.003, 0.1, 0.5, 0.9, 0.997]) + 0.013:
+            below = reached[np.searchsorted(spread.values, edge) - 1]
+            assert np.mean(drawn < edge) == pytest.approx(below, abs=5 * 0.5 / math.sqrt(trials))
+
+
+def test_what_scaled_noise_costs_is_the_accountants():
+    shift = canary("dense", Sensitivity(1.0, "l2", 7))
+    for rate, steps in ((1.0, 1), (1.0, 6), (0.2, 8)):
+        found = TooLittleNoise(Gaussian(2.0), shift, rate, steps, 100, 0.05).epsilon(0.5, 1e-5)
+        event = Repeated(PoissonSampled(rate, Release(Gaussian(1.0), Sensitivity(1.0))), steps)
+        assert found == pytest.approx(account(event, 1e-5, "pld").epsilon, rel=5e-3)
+    dirac = np.array([0.0, 1.0])
+    assert TooLittleNoise(Laplace(2.0), dirac, 1.0, 3, 100, 0.05).epsilon(0.5, 0) == 3.0
+    sampled = TooLittleNoise(Laplace(2.0), dirac, 0.3, 1, 100, 0.05).epsilon(0.5, 0)
+    assert sampled == pytest.approx(math.log(0.7 + 0.3 * math.e))
+    assert math.isinf(TooLittleNoise(Gaussian(1.0), dirac, 1.0, 1, 100, 0.05).epsilon(0.5, 0))
+
+
+def test_power_is_what_happens():
+    """Noise that would be caught is; a little more of it is not always."""
+    noise, shift, audits = Laplace(1.0), np.array([1.0]), 150
+    releases = Releases(noise, shift)
+
+    def refuted(factor):
+        weak = MechanismNoiser([noise.scaled(factor)])
+        return sum(
+            audit_releases(releases, 1.0, 0.0, trials=2_000, stream=Keyed(i), noiser=weak).refuted
+            for i in range(audits)
+        )
+
+    caught = audit_releases(releases, 1.0, 0.0, trials=2_000).caught
+    assert 0.5 < caught.scale < 0.9
+    assert caught.epsilon == pytest.approx(1 / caught.scale)
+    assert refuted(caught.scale) >= audits - stats.binom.ppf(1 - 1e-4, audits, 0.01)
+    assert refuted(caught.scale + 0.08) < audits
+    assert f"{caught.scale:g} times the claimed noise" in str(caught)
+
+
+def test_more_trials_catch_milder_violations():
+    noise, shift = Gaussian(1.0), np.array([1.0])
+    scales = [
+        TooLittleNoise(noise, shift, 1.0, 1, trials, 0.05).caught(2.0, 0.05).scale
+        for trials in (1_000, 10_000, 100_000)
+    ]
+    assert scales == sorted(scales)
+    assert scales[0] < scales[-1] < 1
 
 
 def test_too_few_trials_are_admitted():
-    verdict = Verdict("", 8.0, 0.0, (Counted("", 0, 100, 50, 100, 0.0, 0.05),), 0.05)
-    assert math.isinf(verdict.detectable)
-    assert "too few trials" in verdict.power
-    assert verdict.to_dict()["detectable"] == "inf"
+    verdict = audit_releases(Releases(Laplace(0.1), np.array([1.0])), 10.0, 0.0, trials=200)
+    assert verdict.caught.scale is None
+    assert "too few trials" in str(verdict.caught)
+    assert verdict.to_dict()["power"]["scale"] is None
 
 
 # Four arms: noise, the claim it was calibrated to, and what an adversary makes of it
@@ -200,7 +274,7 @@ def test_scalar_staircase_is_refuted_outright():
     there, away = (releases.scores(4_000, present=b) for b in (True, False))
     caught = np.mean(there > np.quantile(away, 0.99))
     assert caught > 0.97  # the claim allows 2.7 %
-    tests, _ = judged(there, away, 1.0, 0.0, 0.05)
+    tests = judged(Tally.of(there, away), 1.0, 0.0, 0.05)
     assert max(test.proved for test in tests) > 3
 
 
@@ -234,13 +308,11 @@ def test_half_the_noise_is_refuted_with_calculated_power():
     std = plan("gaussian", epsilon=1, delta=1e-5, steps=1).best.noise.std
     releases = Releases(Gaussian(std), canary("dense", Sensitivity(1.0, "l2", 20)))
     weak = MechanismNoiser([Gaussian(std * factor)])
-    # Along the canary the release is N(0 or mu, factor), and the second half is judged at an edge.
-    mu, chosen = 1 / std, Counted("", 0, trials // 2, 0, trials // 2, 1e-5, 0.05 / 3)
-    power = [
-        chosen.would_refute(1.0, stats.norm.sf(edge, mu, factor), stats.norm.sf(edge, 0.0, factor))
-        for edge in np.linspace(1.05, 1.5, 10)
-    ]
-    assert min(power) >= 0.99  # wherever about it is chosen
+    # Along the canary the release is N(0 or mu, factor), in units of the claimed noise.
+    mu, rng = 1 / std, np.random.default_rng(0)
+    x = rng.normal(0.0, factor, (2, 2_000_000)) + np.array([[mu], [0.0]])
+    spreads = [Spread(np.sort(mu * row - mu**2 / 2), np.full(len(row), 5e-7)) for row in x]
+    assert refuted_always(*spreads, trials, 1.0, 1e-5, 0.8 * 0.05)
     verdict = audit_releases(releases, 1.0, 1e-5, trials=trials, noiser=weak)
     assert verdict.refuted
 
@@ -319,7 +391,7 @@ def test_the_command_says_it_in_one_sentence_and_by_its_exit_code(capsys, tmp_pa
     assert code == 1
     assert "dense canary: claim ε ≤ 1: refuted (ε ≥ " in out
     assert " at 95 %)" in out
-    assert "power: an event as rare as those counted would have refuted" in out
+    assert "power: the claimed noise itself is refuted at least 99 % of the time" in out
     assert (tmp_path / "audit.png").stat().st_size > 5_000
     code, out, _ = command(capsys, *LAPLACE, "--canary", "dirac", "--json")
     assert code == 0
@@ -328,6 +400,7 @@ def test_the_command_says_it_in_one_sentence_and_by_its_exit_code(capsys, tmp_pa
     assert found["proved"] <= found["epsilon"] == pytest.approx(1.0)
     assert "not refuted (tightest lower bound" in found["verdict"]
     assert {"event", "hits", "false_hits", "proved"} <= set(found["tests"][0])
+    assert {test["delta_proved"] for test in found["tests"]} == {0.0}
 
 
 def test_wrong_input_is_said_in_one_line(capsys, tmp_path):

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from udpfl import Gaussian, Release, Sensitivity
+from udpfl import Gaussian, Release, Sensitivity, run
 from udpfl.audit import Subject
-from udpfl.audit.one_run import Guesses, guessed, one_run, per_sample
+from udpfl.audit.one_run import Guesses, OneRun, SurerGuesses, guessed, one_run, per_sample
 from udpfl.audit.run import Target, audit_run
 from udpfl.cli import main
 from udpfl.config import load
@@ -52,8 +52,9 @@ def test_guesses_are_counted_on_both_ends():
 
 def test_what_guesses_would_have_caught_they_catch():
     few = Guesses("", 100, 100, 0, 0.0, 0.05)
-    assert math.isinf(few.detectable(4.0))  # a hundred guesses cannot prove so much
-    found = few.detectable(1.0)
+    assert math.isinf(few.needs(4.0))  # a hundred guesses cannot prove so much
+    found = few.needs(1.0)
+    assert SurerGuesses((few,)).caught(1.0, 0.0).epsilon == found
     right = np.random.default_rng(0).binomial(100, 1 / (1 + math.exp(-found)), 1000)
     proved = [Guesses("", 100, 100, v, 0.0, 0.05).proved for v in range(101)]
     caught = [proved[v] > 1.0 for v in right]
@@ -199,3 +200,43 @@ def test_what_claims_nothing_is_not_audited(config):
         audit_run(config(privacy='randomness = "seeded"'))
     with pytest.raises(InvalidInput, match="canaries"):
         audit_run(config(), trials=100, canaries=5)
+
+
+def test_data_and_a_model_of_ones_own_are_handed_over(tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(400, 5)).astype(np.float32)
+    data = (x, (x[:, 0] > 0).astype(np.int64))
+    torch.manual_seed(0)
+    model = nn.Linear(5, 2)
+    before = model.weight.detach().clone()
+    folder = tmp_path / "own"
+    run(
+        load({"data": {"clients": 2}}),
+        model=model,
+        data=data,
+        out=str(folder),
+        training={"rounds": 2},
+        privacy={"epsilon": 8.0, "delta": 1e-3},
+    )
+    with pytest.raises(InvalidInput, match="data of its own"):
+        audit_run(folder, trials=100, canaries=0)
+    verdicts = audit_run(folder, trials=100, canaries=0, data=data, model=model)
+    assert len(verdicts) == 4
+    assert not any(verdict.refuted for verdict in verdicts)
+    assert torch.equal(model.weight, before)
+
+
+def test_a_method_without_updates_is_judged_by_its_model_alone():
+    found = OneRun(None, np.zeros(20), np.array([True] * 10 + [False] * 10))
+    tests = found.tests(0.0, 0.06)
+    assert [test.event.split(",")[0] for test in tests] == ["what the final model shows"] * 3
+    assert sum(test.error for test in tests) == pytest.approx(0.06)
+
+
+def test_settings_on_top(capsys, config):
+    code, out, _ = command(
+        capsys, "audit", "run", config(), "--set", "privacy.epsilon=3", "--trials", 100,
+        "--canaries", 40, "--json",
+    )  # fmt: skip
+    assert code == 0
+    assert json.loads(out)[-1]["epsilon"] == pytest.approx(3.0, rel=0.02)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from udpfl.audit.bounds import one_run_proved
-from udpfl.audit.verdict import POWER
+from udpfl.audit.verdict import POWER, finite
 from udpfl.config import Config, PrivacyConfig, load
 from udpfl.data import DataSet
 from udpfl.data.records import Indices, Records
@@ -53,7 +53,7 @@ class Guesses:
         """The largest epsilon that so many right guesses exclude."""
         return one_run_proved(self.canaries, self.guesses, self.right, self.delta, self.error)
 
-    def detectable(self, claimed: float) -> float:
+    def needs(self, claimed: float) -> float:
         """Guesses right as often as randomised response of this epsilon would refute; inf if none.
 
         A run that leaks as much may leak it in ways that these guesses do not use.
@@ -69,9 +69,39 @@ class Guesses:
             return float(special.logit(chance))
         return math.inf
 
+    def to_dict(self, claimed: float) -> dict[str, Any]:
+        """Plain data for JSON, beside the claimed epsilon."""
+        return {**asdict(self), "proved": self.proved}
+
+
+@dataclass(frozen=True)
+class Surer:
+    """Guesses that are right as often as randomised response of this epsilon would have refuted."""
+
+    epsilon: float
+
+    def __str__(self) -> str:
+        if math.isinf(self.epsilon):
+            return "too few canaries to catch any violation of this claim; take more"
+        return (
+            "guesses as often right as those on an answer randomised with "
+            f"ε = {self.epsilon:.3g} would have refuted it {100 * POWER:g} % of the time"
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        return {**asdict(self), "proved": self.proved}
+        return finite(asdict(self))
+
+
+@dataclass(frozen=True)
+class SurerGuesses:
+    """What the power of one run is stated for."""
+
+    guesses: tuple[Guesses, ...]
+
+    def caught(self, epsilon: float, delta: float) -> Surer:
+        """By the guesses that need least."""
+        return Surer(min(own.needs(epsilon) for own in self.guesses))
 
 
 def guessed(
@@ -115,10 +145,13 @@ class ServersView(Observer):
             name: p.detach().clone() for name, p in network.named_parameters() if p.requires_grad
         }
         self.scores = np.zeros(len(x))
+        self.seen = False
+        """Whether the client ever sent an update."""
 
     def on_message(self, message: Any) -> None:
         if message.client != self._client or "update" not in message.tensors:
             return
+        self.seen = True
         update = message.tensors["update"].double().cpu()
         for start in range(0, len(self._x), 64):
             part = slice(start, start + 64)
@@ -136,15 +169,20 @@ class ServersView(Observer):
 class OneRun:
     """What came of one run: what the server saw, and what the final model shows."""
 
-    server: Floats
+    server: Floats | None
+    """None where the method sends no updates that could be looked at."""
     final: Floats
     there: NDArray[np.bool_]
 
     def tests(self, delta: float, error: float) -> tuple[Guesses, ...]:
-        """Both views, which share the error."""
-        return (
-            *guessed(self.server, self.there, delta, error / 2, "what the server sees"),
-            *guessed(self.final, self.there, delta, error / 2, "what the final model shows"),
+        """Every view; they share the error."""
+        views = {"what the server sees": self.server, "what the final model shows": self.final}
+        there = {name: scores for name, scores in views.items() if scores is not None}
+        share = error / len(there)
+        return tuple(
+            test
+            for name, scores in there.items()
+            for test in guessed(scores, self.there, delta, share, name)
         )
 
 
@@ -184,7 +222,7 @@ def one_run(
         result = run(load(settings, own), data=marked, model=network, loss=loss, observers=[view])
     with torch.no_grad():
         final = -loss(result.model.eval()(x), y).double().numpy()
-    return OneRun(view.scores, final, there)
+    return OneRun(view.scores if view.seen else None, final, there)
 
 
 def _wrong(targets: NDArray[Any], data: DataSet) -> NDArray[Any]:

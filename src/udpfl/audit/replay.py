@@ -22,8 +22,10 @@ from torch import Tensor, nn
 from udpfl.accounting import Accountant, Accounting, PoissonSampled, Release, Repeated, account
 from udpfl.audit.bounds import check_error
 from udpfl.audit.canaries import clipped
-from udpfl.audit.mechanism import check_trials, judged
-from udpfl.audit.verdict import Test, Verdict
+from udpfl.audit.mechanism import check_trials
+from udpfl.audit.power import TooLittleNoise
+from udpfl.audit.tally import Tally, judged
+from udpfl.audit.verdict import Verdict
 from udpfl.audit.worlds import by_chance, likelihood_ratio
 from udpfl.engine import (
     Clipper,
@@ -67,6 +69,9 @@ class Subject:
     steps: int = 1
     protection: Protection | None = None
     """Clipping and noise other than what the release says, to see whether that is caught."""
+    chunk: int | None = None
+    """Records that are computed at once, as with `training.chunk`."""
+    device: torch.device | str = "cpu"
 
     def __post_init__(self) -> None:
         if self.rate < 1 and len(self.inputs) > 1:
@@ -93,19 +98,19 @@ class Subject:
     @cached_property
     def model(self) -> LaneModel:
         """The network as the engine trains it."""
-        return LaneModel(self.network, self.loss)
+        return LaneModel(self.network, self.loss).to(torch.device(self.device))
 
     def released(
         self, trials: int, *, present: bool, stream: PrivateStream
     ) -> Iterator[list[Floats]]:
         """What the server could see: noisy sums [trials, d] of each step, some trials at a time."""
-        records = torch.arange(len(self.inputs) - (not present))
+        records = torch.arange(len(self.inputs) - (not present), device=self.device)
         size = max(1, _NUMBERS // self.model.layout.dimension)
         for first in range(0, trials, size):
             last = min(first + size, trials)
             names = tuple(f"{present}-{trial}" for trial in range(first, last))
             steps = [self._step(names, records, step, stream) for step in range(self.steps)]
-            yield [step.double().numpy() for step in steps]
+            yield [step.double().cpu().numpy() for step in steps]
 
     def scores(self, trials: int, *, present: bool, stream: PrivateStream) -> list[Floats]:
         """For each step how much more probable it is where the record takes part [trials]."""
@@ -128,18 +133,18 @@ class Subject:
             clients=names,
             records=(records,) * count,
             rates=(self.rate,) * count,
-            denominators=torch.ones(count),
-            learning_rates=torch.ones(count),
+            denominators=torch.ones(count, device=self.device),
+            learning_rates=torch.ones(count, device=self.device),
             steps=(1,) * count,
             clipper=clipper,
             noiser=noiser,
             first_step=step,
         )
-        limits = Limits(count, max(1, len(records)))
-        start = self.model.initial().repeat(count, 1)
-        trained = train_round(
-            self.model, self.inputs, self.targets, start, lanes, 0, stream, limits
-        )
+        # Two stacks, side by side where the engine would do so.
+        limits = Limits(-(-count // 2), self.chunk or max(1, len(records)), workers=2)
+        start = self.model.initial().to(self.device).repeat(count, 1)
+        inputs, targets = (t.to(self.device) for t in (self.inputs, self.targets))
+        trained = train_round(self.model, inputs, targets, start, lanes, 0, stream, limits)
         return start - trained.parameters
 
     def _planned(self, lanes: int) -> tuple[Clipper, Noiser]:
@@ -185,19 +190,23 @@ def audit_engine(
     check_error(error)
     source = stream or Entropy()
     epsilon = account(subject.claim, delta, accountant, accounting).epsilon
-    tests = tests_of(subject, replayed(subject, trials, source), source, epsilon, delta, error)
-    return Verdict(claim, epsilon, delta, tests, error)
+    worlds = replayed(subject, trials, source)
+    return verdict_of(subject, worlds, source, epsilon, delta, error, claim)
 
 
-def tests_of(
+def verdict_of(
     subject: Subject,
     worlds: Worlds,
     stream: PrivateStream,
     epsilon: float,
     delta: float,
     error: float,
-) -> tuple[Test, ...]:
-    """What every adversary makes of the replays; they share the error."""
+    claim: str,
+) -> Verdict:
+    """What every adversary makes of the replays; they share the error.
+
+    The power is that of the first one, who knows how the record is sampled.
+    """
     chance = {
         present: np.sum([by_chance(score, subject.rate) for score in steps], axis=0)
         for present, steps in worlds.items()
@@ -208,14 +217,19 @@ def tests_of(
     if isinstance(stream, Keyed) and subject.rate < 1:
         knowing = {p: _knowing(subject, steps, p, stream) for p, steps in worlds.items()}
         adversaries.append(knowing)
-    tests: list[Test] = []
-    for scores in adversaries:
-        found, _ = judged(
-            scores[True], scores[False], epsilon, delta, error / len(adversaries),
-            both=subject.rate < 1,
-        )  # fmt: skip
-        tests += found
-    return tuple(tests)
+    share = error / len(adversaries)
+    tests = [
+        test
+        for scores in adversaries
+        for test in judged(
+            Tally.of(scores[True], scores[False]), epsilon, delta, share, both=subject.rate < 1
+        )
+    ]
+    trials = len(chance[True])
+    alternative = TooLittleNoise(
+        subject.release.mechanism, subject.clipped()[-1], subject.rate, subject.steps, trials, share
+    )
+    return Verdict(claim, epsilon, delta, tuple(tests), error, alternative=alternative)
 
 
 def _knowing(subject: Subject, steps: list[Floats], present: bool, stream: Keyed) -> Floats:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -12,8 +14,8 @@ from torch import Tensor, nn
 from udpfl.accounting import Accountant, Accounting, Release, account
 from udpfl.audit.bounds import check_error
 from udpfl.audit.mechanism import check_trials
-from udpfl.audit.one_run import one_run, per_sample
-from udpfl.audit.replay import Subject, replayed, tests_of
+from udpfl.audit.one_run import SurerGuesses, one_run, per_sample
+from udpfl.audit.replay import Subject, replayed, verdict_of
 from udpfl.audit.verdict import Verdict
 from udpfl.config import Config, PrivacyConfig, load
 from udpfl.data import DataSet
@@ -21,9 +23,16 @@ from udpfl.data.records import Indices
 from udpfl.engine import Entropy, Loss
 from udpfl.errors import InvalidInput, Unsupported
 from udpfl.federation.folder import RunFolder
-from udpfl.federation.participants import Participant, participants, selection
-from udpfl.federation.parts import algorithm_of, dataset_of, loss_of, network_of, prepared
-from udpfl.federation.shares import client_names, declared_sizes, divided
+from udpfl.federation.participants import Participant, planned, selection
+from udpfl.federation.parts import (
+    algorithm_of,
+    dataset_of,
+    device_of,
+    loss_of,
+    network_of,
+    prepared,
+)
+from udpfl.federation.shares import divided, fitted
 from udpfl.plugins import look_here_too
 
 FAR = 0.05
@@ -49,13 +58,19 @@ class Target:
     accounting: Accounting
 
     @classmethod
-    def of(cls, where: str | Path) -> Target:
-        """From a configuration file, with fresh weights; from a run folder, with trained ones."""
-        path = Path(where)
-        folder = RunFolder.open(path) if path.is_dir() else None
-        if folder is not None:
+    def of(
+        cls,
+        where: str | Path | Config,
+        data: Any = None,
+        model: nn.Module | None = None,
+        loss: Loss | None = None,
+    ) -> Target:
+        """From a configuration, with fresh weights; from a run folder, with trained ones."""
+        folder = None
+        if not isinstance(where, Config) and Path(where).is_dir():
+            folder = RunFolder.open(Path(where))
             look_here_too()
-        settings = load(folder.config if folder else path)
+        settings = load(folder.config if folder else where)
         privacy = settings.privacy
         if not isinstance(privacy, PrivacyConfig):
             raise Unsupported(
@@ -65,16 +80,19 @@ class Target:
             raise Unsupported(
                 "a seeded run claims nothing: whoever has the seed can remove its noise"
             )
-        data = dataset_of(settings, None, None)
-        if data.owners is not None and len(data.owners) != settings.data.clients:
-            settings = load(settings, {"data": {"clients": len(data.owners)}})
+        device_of(settings.device)  # refused now, not after the replays
+        data = dataset_of(settings, data, None)
+        settings = fitted(settings, data)
         parts, _ = divided(settings, data)
-        network = network_of(settings, None, data)
+        network = network_of(settings, copy.deepcopy(model), data)
         if folder is None:
-            people = _planned(settings, data, parts, network)
+            dimension = sum(p.numel() for p in network.parameters() if p.requires_grad)
+            trainings = algorithm_of(settings).trainings
+            schedule = selection(settings)
+            people = planned(settings, data, parts, schedule, dimension, trainings)
         else:
             if not (folder.path / "model.safetensors").is_file():
-                raise InvalidInput("run", f"{str(path)!r} has no model: the run is not finished")
+                raise InvalidInput("run", f"{str(where)!r} has no model: the run is not finished")
             network.load_state_dict(load_file(folder.path / "model.safetensors"))
             people = [Participant.from_dict(row) for row in folder.read_json("participants.json")]
         # The client with the most records: it takes the most canaries.
@@ -83,7 +101,8 @@ class Target:
         client = people[first]
         assert client.release is not None
         return cls(
-            settings, data, parts, first, network, loss_of(data.task), client, client.release,
+            settings, data, parts, first, network, loss or loss_of(data.task), client,
+            client.release,
             privacy.accountant, privacy.accounting,
         )  # fmt: skip
 
@@ -115,43 +134,36 @@ class Target:
         """The record alone, sampled as in the run; and in a full batch with two that oppose it."""
         x, label, other = self.canary()
         steps = min(self.client.steps, 10)
-        alone = Subject(self.network, self.loss, x, label, self.release, self.client.rate, steps)
+        device = device_of(self.settings.device)
+        alone = Subject(
+            self.network, self.loss, x, label, self.release, self.client.rate, steps, device=device
+        )
         crowd = Subject(
             self.network, self.loss, x.repeat(3, *[1] * (x.dim() - 1)),
-            torch.cat([other, other, label]), self.release,
+            torch.cat([other, other, label]), self.release, chunk=2, device=device,
         )  # fmt: skip
         return {f"record alone, {steps} steps as sampled": alone, "record in a full batch": crowd}
 
 
-def _planned(
-    settings: Config, data: DataSet, parts: list[Indices], network: nn.Module
-) -> list[Participant]:
-    """The participants as a run of this configuration would plan them."""
-    return participants(
-        settings,
-        declared_sizes(settings, data, parts),
-        selection(settings),
-        sum(p.numel() for p in network.parameters() if p.requires_grad),
-        algorithm_of(settings).trainings,
-        client_names(settings, data, parts),
-    )
-
-
 def audit_run(
-    where: str | Path,
+    where: str | Path | Config,
     *,
     trials: int = 2_000,
     canaries: int | None = None,
     error: float = 0.05,
+    data: Any = None,
+    model: nn.Module | None = None,
+    loss: Loss | None = None,
 ) -> list[Verdict]:
     """Verdicts on a run's claims: its steps replayed, and the whole run trained once.
 
     Guarantee: claims that are all true are refuted, any of them, with probability `error` at most.
-    `canaries` are 200, or half of a smaller client's records; 0 leaves the training out.
+    `canaries` are 200, or half of a smaller client's records; 0 leaves the training out. What was
+    handed to `udpfl.run` in Python, `data`, `model` or `loss`, is handed over here as well.
     """
     check_error(error)
     check_trials(trials)
-    target = Target.of(where)
+    target = Target.of(where, data, model, loss)
     size = len(target.parts[target.number])
     count = min(200, size // 2) if canaries is None else canaries
     if count and not 10 <= count <= size // 2:
@@ -169,9 +181,8 @@ def audit_run(
         worlds = replayed(subject, trials, stream)  # one set of replays answers for every delta
         for d in deltas:
             epsilon = account(subject.claim, d, target.accountant, target.accounting).epsilon
-            tests = tests_of(subject, worlds, stream, epsilon, d, share)
             claim = f"{target.client.name}, {name}"
-            verdicts.append(Verdict(claim, epsilon, d, tests, share))
+            verdicts.append(verdict_of(subject, worlds, stream, epsilon, d, share, claim))
     if count:
         verdicts.append(_trained(target, count, delta, share))
     return verdicts
@@ -186,4 +197,5 @@ def _trained(target: Target, canaries: int, delta: float, error: float) -> Verdi
     assert event is not None
     epsilon = account(event, delta, target.accountant, target.accounting).epsilon
     name = f"{target.client.name}, the whole run, trained once"
-    return Verdict(name, epsilon, delta, found.tests(delta, error), error)
+    tests = found.tests(delta, error)
+    return Verdict(name, epsilon, delta, tests, error, alternative=SurerGuesses(tests))

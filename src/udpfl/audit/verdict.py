@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
-from scipy import stats
-
 from udpfl.accounting.statement import shown
-from udpfl.audit.bounds import epsilon_proved
+from udpfl.audit.bounds import delta_proved, epsilon_proved
 
 POWER = 0.99
 """With this probability an audit finds what it says it would have found."""
@@ -37,53 +35,11 @@ class Test:
             self.hits, self.trials, self.false_hits, self.false_trials, self.delta, self.error
         )
 
-    def would_refute(self, claimed: float, rate: float, false_rate: float) -> float:
-        """Probability, at least, that true rates like these refute a claim."""
-        least = 0.0
-        for share in (0.5, 0.1, 0.9):  # of what may go wrong, on the side of the false hits
-            slack = share * (1 - POWER)
-            worst = int(stats.binom.ppf(1 - slack, self.false_trials, false_rate))
-            needed = self._needed(claimed, worst)
-            if needed is not None:
-                least = max(least, float(stats.binom.sf(needed - 1, self.trials, rate)) - slack)
-        return least
-
-    def _needed(self, claimed: float, false_hits: int) -> int | None:
-        """The fewest hits that refute the claim beside so many false ones."""
-
-        def refutes(hits: int) -> bool:
-            proved = epsilon_proved(
-                hits, self.trials, false_hits, self.false_trials, self.delta, self.error
-            )
-            return proved > claimed
-
-        if not refutes(self.trials):
-            return None
-        return bisect_left(range(self.trials), True, key=refutes)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {**asdict(self), "proved": self.proved}
-
-    def detectable(self, claimed: float) -> float:
-        """An event as rare as this one, so much more probable with the record, would refute.
-
-        The logarithm of that factor, beyond delta; inf where no event could. Noise of such an
-        epsilon may spread its leak over many events and go unseen.
-        """
-        false_rate = max(self.false_hits, 1) / self.false_trials
-        low, high = claimed, math.log(max(1 - self.delta, 1e-300) / false_rate)
-        if high <= low or not self._found(claimed, high, false_rate):
-            return math.inf
-        while high - low > 1e-3 * max(1.0, claimed):
-            middle = (low + high) / 2
-            found = self._found(claimed, middle, false_rate)
-            low, high = (low, middle) if found else (middle, high)
-        return high
-
-    def _found(self, claimed: float, true: float, false_rate: float) -> bool:
-        rate = min(1.0, false_rate * math.exp(true) + self.delta)
-        return self.would_refute(claimed, rate, false_rate) >= POWER
+    def to_dict(self, claimed: float) -> dict[str, Any]:
+        """Plain data for JSON: what is proved about epsilon, and about delta at the claimed one."""
+        counts = (self.hits, self.trials, self.false_hits, self.false_trials)
+        divergence = delta_proved(*counts, claimed, self.error)
+        return {**asdict(self), "proved": self.proved, "delta_proved": divergence}
 
 
 class Evidence(Protocol):
@@ -93,11 +49,22 @@ class Evidence(Protocol):
     def proved(self) -> float:
         """The largest epsilon that it excludes."""
 
-    def detectable(self, claimed: float) -> float:
-        """How large a violation it would have found, in the terms that it counts; inf if none."""
+    def to_dict(self, claimed: float) -> dict[str, Any]:
+        """Plain data for JSON, beside the claimed epsilon."""
+
+
+class Caught(Protocol):
+    """The mildest violation that an audit refutes nearly always; in words by `str`."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
+
+
+class Alternative(Protocol):
+    """A family of violations, from mild to gross."""
+
+    def caught(self, epsilon: float, delta: float) -> Caught:
+        """The mildest that would have refuted this claim."""
 
 
 @dataclass(frozen=True)
@@ -110,9 +77,11 @@ class Verdict:
     delta: float
     tests: tuple[Evidence, ...]
     error: float
-    """Probability that a true claim is refuted, all tests together."""
+    """Probability that a true claim is refuted or the estimate too large, all tests together."""
     estimate: float | None = None
     """For Gaussian noise only: epsilon of the Gaussian noise that the counts point to."""
+    alternative: Alternative | None = None
+    """What the power is stated for."""
 
     @property
     def proved(self) -> float:
@@ -124,10 +93,12 @@ class Verdict:
         """Whether the bound contradicts the claim."""
         return self.proved > self.epsilon
 
-    @property
-    def detectable(self) -> float:
-        """The smallest violation of an event that was counted which would have been caught."""
-        return min((test.detectable(self.epsilon) for test in self.tests), default=math.inf)
+    @cached_property
+    def caught(self) -> Caught | None:
+        """The mildest violation that this audit would have caught; calculated when asked for."""
+        if self.alternative is None:
+            return None
+        return self.alternative.caught(self.epsilon, self.delta)
 
     def __str__(self) -> str:
         confidence = f"{100 * (1 - self.error):g} %"
@@ -138,17 +109,6 @@ class Verdict:
             found = f"not refuted (tightest lower bound {self.proved:.3g})"
         return f"claim ε ≤ {shown(self.epsilon)}{at}: {found}"
 
-    @property
-    def power(self) -> str:
-        """What the audit would have caught, in words."""
-        if math.isinf(self.detectable):
-            return "too few trials to catch any violation of this claim; take more"
-        return (
-            "an event as rare as those counted would have refuted the claim if it were "
-            f"e^{self.detectable:.3g} times as probable with the record "
-            f"({100 * POWER:g} % of the time)"
-        )
-
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; infinite numbers are the string "inf"."""
         plain = {
@@ -158,9 +118,14 @@ class Verdict:
             "refuted": self.refuted,
             "proved": self.proved,
             "error": self.error,
-            "detectable": self.detectable,
+            "power": self.caught and {"words": str(self.caught), **self.caught.to_dict()},
             "estimate": self.estimate,
             "verdict": str(self),
-            "tests": [test.to_dict() for test in self.tests],
+            "tests": [test.to_dict(self.epsilon) for test in self.tests],
         }
-        return {key: "inf" if value == math.inf else value for key, value in plain.items()}
+        return finite(plain)
+
+
+def finite(plain: dict[str, Any]) -> dict[str, Any]:
+    """The same with the string "inf" for infinite numbers, which JSON does not have."""
+    return {key: "inf" if value == math.inf else value for key, value in plain.items()}

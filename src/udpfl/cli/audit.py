@@ -10,7 +10,9 @@ import typer
 from rich.console import Console
 
 from udpfl.accounting import Accountant, Accounting, Norm, Sensitivity
+from udpfl.cli.completion import assignments
 from udpfl.cli.plan import check_plot
+from udpfl.config import load
 from udpfl.errors import InvalidInput
 from udpfl.planning import plan
 
@@ -122,6 +124,15 @@ def run(
     where: Annotated[
         Path, typer.Argument(metavar="CONFIG|RUN", help="A configuration, or a run's folder.")
     ],
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change one key of the configuration. May be repeated.",
+            autocompletion=assignments,
+        ),
+    ] = None,
     trials: Annotated[int, typer.Option(help="Replays in each world.")] = 2_000,
     canaries: Annotated[
         int | None,
@@ -144,14 +155,19 @@ def run(
 
     udpfl audit run configs/default.toml
 
+    udpfl audit run configs/default.toml --set privacy.mechanism=laplace
+
     udpfl audit run runs/mnist --trials 5000 --canaries 0 --json
     """
     from udpfl.audit.run import audit_run
 
     if plot is not None:
         check_plot(plot)
+    if set_ and where.is_dir():
+        raise InvalidInput("set", "a run is audited as it was: no settings beside its folder")
+    target = load(where, overrides=set_) if set_ else where
     with Console(stderr=True).status("replaying steps, then training once"):
-        verdicts = audit_run(where, trials=trials, canaries=canaries, error=error)
+        verdicts = audit_run(target, trials=trials, canaries=canaries, error=error)
     _say(verdicts, json_, plot)
 
 
@@ -200,7 +216,7 @@ def _say(verdicts: list[Verdict], json_: bool, plot: Path | None) -> None:
     else:
         for verdict in verdicts:
             typer.echo(f"{verdict.claim}: {verdict}")
-            typer.echo(f"  power: {verdict.power}")
+            typer.echo(f"  power: {verdict.caught}")
             if verdict.estimate is not None:
                 typer.echo(f"  if the noise is Gaussian indeed: ε ≥ {verdict.estimate:.3g}")
     if plot is not None:

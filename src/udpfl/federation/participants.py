@@ -18,8 +18,11 @@ from udpfl.accounting import (
 from udpfl.accounting.events import Event
 from udpfl.accounting.serial import event_from_dict, event_to_dict
 from udpfl.config import Config, PrivacyConfig, per_client
+from udpfl.data import DataSet
+from udpfl.data.records import Indices
 from udpfl.engine import NormClipper
 from udpfl.errors import InvalidInput
+from udpfl.federation.shares import client_names, declared_sizes
 from udpfl.harmonizer import Budget, Client, Setting, harmonize
 from udpfl.mechanisms import BUILT_IN, Mechanism
 from udpfl.plugins import resolve
@@ -91,6 +94,19 @@ def selection(config: Config) -> list[tuple[int, ...]]:
         tuple(sorted(int(i) for i in rng.choice(clients, picked, replace=False)))
         for _ in range(config.training.rounds)
     ]
+
+
+def planned(
+    config: Config,
+    data: DataSet,
+    parts: Sequence[Indices],
+    schedule: Sequence[Sequence[int]],
+    dimension: int,
+    trainings: int,
+) -> list[Participant]:
+    """The participants of a run on this data, under their own names."""
+    sizes, names = declared_sizes(config, data, parts), client_names(config, data, parts)
+    return participants(config, sizes, schedule, dimension, trainings, names)
 
 
 def participants(

@@ -7,12 +7,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from udpfl.config import Config
+from udpfl.config import Config, load
 from udpfl.data import DataSet, partition, sizes_are_public, split
 from udpfl.data.records import Indices
 from udpfl.errors import InvalidInput
 
 log = logging.getLogger(__name__)
+
+
+def fitted(config: Config, data: DataSet) -> Config:
+    """The configuration with as many clients as the data comes with, where it does."""
+    if data.owners is None or len(data.owners) == config.data.clients:
+        return config
+    return load(config, {"data": {"clients": len(data.owners)}})
 
 
 def divided(config: Config, data: DataSet) -> tuple[list[Indices], Indices]:

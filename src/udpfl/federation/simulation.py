@@ -27,7 +27,7 @@ from udpfl.federation.evaluation import final_evaluation
 from udpfl.federation.folder import RunFolder
 from udpfl.federation.observers import Observer, announce
 from udpfl.federation.outcome import Run
-from udpfl.federation.participants import Participant, participants, selection
+from udpfl.federation.participants import Participant, planned, selection
 from udpfl.federation.parts import (
     OWN,
     algorithm_of,
@@ -38,7 +38,7 @@ from udpfl.federation.parts import (
     prepared,
 )
 from udpfl.federation.rounds import Federation, listed
-from udpfl.federation.shares import assumptions, client_names, declared_sizes, divided
+from udpfl.federation.shares import assumptions, divided, fitted
 from udpfl.harmonizer.ledger import Ledger
 from udpfl.plugins import look_here_too
 from udpfl.report import write_report
@@ -94,8 +94,7 @@ def run(
     device = device_of(settings.device)
 
     dataset = dataset_of(settings, data, test)
-    if dataset.owners is not None and len(dataset.owners) != settings.data.clients:
-        settings = load(settings, {"data": {"clients": len(dataset.owners)}})
+    settings = fitted(settings, dataset)
     parts, public = divided(settings, dataset)
 
     algorithm = algorithm_of(settings)
@@ -111,14 +110,8 @@ def run(
     schedule = selection(settings)
     _advise(settings)
     if folder is None:
-        sizes = declared_sizes(settings, dataset, parts)
-        people = participants(
-            settings,
-            sizes,
-            schedule,
-            lane_model.layout.dimension,
-            algorithm.trainings,
-            client_names(settings, dataset, parts),
+        people = planned(
+            settings, dataset, parts, schedule, lane_model.layout.dimension, algorithm.trainings
         )
         folder = _begun(settings, people, parts, public, dataset, unclaimed)
     people = [Participant.from_dict(row) for row in folder.read_json("participants.json")]
