@@ -175,7 +175,7 @@ def test_calculated_scores_are_those_of_the_sampler(case):
 
 def test_what_scaled_noise_costs_is_the_accountants():
     shift = canary("dense", Sensitivity(1.0, "l2", 7))
-    for rate, steps in ((1.0, 1), (1.0, 6), (0.2, 8)):
+    for rate, steps in ((1.0, 1), (1.0, 6), (0.2, 8), (1e-3, 10_000)):
         found = TooLittleNoise(Gaussian(2.0), shift, rate, steps, 100, 0.05).epsilon(0.5, 1e-5)
         event = Repeated(PoissonSampled(rate, Release(Gaussian(1.0), Sensitivity(1.0))), steps)
         assert found == pytest.approx(account(event, 1e-5, "pld").epsilon, rel=5e-3)
@@ -206,6 +206,51 @@ def test_power_is_what_happens():
     assert f"{caught.scale:g} times the claimed noise" in str(caught)
 
 
+def test_noise_whose_steps_nobody_looks_for():
+    """Claims of Staircase noise: far too little of it may hide inside one step of the claimed."""
+    wide = np.linspace(0.0324, 0.915, 12)
+    case = TooLittleNoise(Staircase(0.5, 1.0, 1.0), wide, 1.0, 1, 3_000, 0.05)
+    caught = case.caught(1.784, 0.05)
+    assert caught.lowest > 0.01
+    assert "might not" in str(caught)
+    releases = Releases(case.mechanism, wide)
+    refuted = {
+        factor: sum(
+            audit_releases(
+                releases, 1.784, 0.05, trials=3_000, stream=Keyed(i),
+                noiser=MechanismNoiser([case.mechanism.scaled(factor)]),
+            ).refuted
+            for i in range(30)
+        )
+        for factor in (0.01, caught.lowest, caught.scale)
+    }  # fmt: skip
+    assert refuted[0.01] < 5
+    assert refuted[caught.lowest] >= 28
+    assert refuted[caught.scale] >= 28
+
+
+def test_many_sizes_are_grouped_without_losing_what_they_leak():
+    rng = np.random.default_rng(0)
+    shift = rng.lognormal(0.0, 3.0, 3_000)
+    shift /= np.linalg.norm(shift)
+    for noise in (Staircase(1.0, 1.0, 0.4), Laplace(1.0), Gaussian(1.0)):
+        there, _ = TooLittleNoise(noise, shift, 1.0, 1, 100, 0.05).scores(1.0)
+        mean = float(there.masses @ there.values)
+        assert mean == pytest.approx(float(noise.renyi(1, shift).sum()), rel=0.01)
+
+
+@pytest.mark.parametrize("dimension", [10**3, 10**5, 10**7])
+def test_small_shifts_against_large_steps(dimension):
+    noise, shift = Staircase(1.0, 1.0, 0.4), np.full(dimension, dimension**-0.5)
+    there, _ = TooLittleNoise(noise, shift, 1.0, 1, 100, 0.05).scores(1.0)
+    exact = dimension * float(noise.renyi(1, dimension**-0.5))
+    assert float(there.masses @ there.values) == pytest.approx(exact, rel=1e-3)
+
+
+def test_a_canary_that_changes_nothing_catches_nothing():
+    assert TooLittleNoise(Gaussian(1.0), np.zeros(3), 1.0, 1, 100, 0.05).caught(1, 0).scale is None
+
+
 def test_more_trials_catch_milder_violations():
     noise, shift = Gaussian(1.0), np.array([1.0])
     scales = [
@@ -219,7 +264,7 @@ def test_more_trials_catch_milder_violations():
 def test_too_few_trials_are_admitted():
     verdict = audit_releases(Releases(Laplace(0.1), np.array([1.0])), 10.0, 0.0, trials=200)
     assert verdict.caught.scale is None
-    assert "too few trials" in str(verdict.caught)
+    assert "no part of the claimed noise" in str(verdict.caught)
     assert verdict.to_dict()["power"]["scale"] is None
 
 

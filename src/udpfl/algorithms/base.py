@@ -67,6 +67,11 @@ class Algorithm(ABC):
     trainings: ClassVar[int] = 1
     """How often `client_step` trains in a round. Noise is planned for that many; what is charged is
     what really happened."""
+    trusts_server: ClassVar[bool] = False
+    """Whether clients send clipped updates without noise, which a trusted server adds to their sum.
+    Then `aggregate` gets a single message, the noisy mean."""
+    participation: float = 1.0
+    """Probability that a client takes part in a round, by a coin that nobody else sees."""
 
     def __init__(self, server: ServerStep) -> None:
         self.server = server

@@ -82,7 +82,7 @@ class Surer:
 
     def __str__(self) -> str:
         if math.isinf(self.epsilon):
-            return "too few canaries to catch any violation of this claim; take more"
+            return "so few canaries cannot refute this claim, however often guesses are right"
         return (
             "guesses as often right as those on an answer randomised with "
             f"ε = {self.epsilon:.3g} would have refuted it {100 * POWER:g} % of the time"

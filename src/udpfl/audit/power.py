@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -20,21 +20,24 @@ from scipy import optimize
 from udpfl.audit.tally import Counts, Tally, judged
 from udpfl.audit.verdict import POWER, finite
 from udpfl.audit.worlds import by_chance
-from udpfl.mechanisms import Mechanism
+from udpfl.mechanisms import Gaussian, Laplace, Mechanism, Staircase
 from udpfl.mechanisms.arrays import Floats
 
 SIMULATED = 300
 """Audits that all have to refute: then the power is 99 %, with 95 % confidence (0.99^300 < 5 %)."""
 _CELLS = 1 << 15
-_LEVELS = 256
-"""Different sizes of a canary's coordinates that are told apart."""
+_LEVELS = 100
+"""Different sizes of a canary's coordinates that are told apart, over a range of a million."""
 _FARTHEST = 700.0
-_FACTORS = np.arange(1, 101) / 100
+"""Scores beyond this are not told apart."""
+_FACTORS = (0.001, 0.01, 0.03, 0.06, *(k / 20 for k in range(2, 21)))
+"""Parts of the claimed noise that are tried, before the largest that is caught is narrowed down."""
+_MOST_PIECES = 20_000
 
 
 @dataclass(frozen=True)
 class Spread:
-    """The distribution of a score: values, ascending, and their probabilities."""
+    """The distribution of a score: values and their probabilities."""
 
     values: Floats
     masses: Floats
@@ -42,6 +45,18 @@ class Spread:
     def mirrored(self) -> Spread:
         """Of the score with the other sign."""
         return Spread(-self.values[::-1], self.masses[::-1])
+
+    def trimmed(self) -> Spread:
+        """Without values that never come up."""
+        kept = self.masses > 1e-16
+        return Spread(self.values[kept], self.masses[kept])
+
+    def held_back(self, claim: float) -> Spread:
+        """With values that are a few cells beyond the claim, on either side, moved to it."""
+        near = claim + 3 * float(np.median(np.diff(self.values)))
+        size = np.abs(self.values)
+        moved = np.where((size > claim) & (size < near), np.sign(self.values) * claim, self.values)
+        return Spread(moved, self.masses)
 
     def mixed(self, other: Spread, share: float) -> Spread:
         """This one, or by chance the other."""
@@ -51,7 +66,7 @@ class Spread:
         return Spread(values[order], masses[order])
 
     def quantiles(self, levels: Floats) -> Floats:
-        """The values where these probabilities are reached, counted from below."""
+        """The values, if ascending, where these probabilities are reached, counted from below."""
         reached = np.cumsum(self.masses)
         at = np.searchsorted(reached, levels * reached[-1])
         found: Floats = self.values[np.minimum(at, len(self.values) - 1)]
@@ -67,6 +82,7 @@ class Spread:
 
 def added(parts: Sequence[tuple[Spread, int]]) -> Spread:
     """The sum of independent scores, each kind as many times as said, by Fourier transform."""
+    parts = [(spread.trimmed(), times) for spread, times in parts]
     mean = variance = 0.0
     for spread, times in parts:
         own = float(spread.masses @ spread.values)
@@ -81,7 +97,9 @@ def added(parts: Sequence[tuple[Spread, int]]) -> Spread:
         upper = spread.values / width - below
         masses = np.zeros(_CELLS)
         for cells, share in ((below, 1 - upper), (below + 1, upper)):
-            np.add.at(masses, cells.astype(np.int64) % _CELLS, share * spread.masses)
+            masses += np.bincount(
+                cells.astype(np.int64) % _CELLS, share * spread.masses, minlength=_CELLS
+            )
         product *= np.fft.rfft(masses) ** times
     masses = np.asarray(np.fft.irfft(product, _CELLS), dtype=np.float64)
     masses[masses < 1e-15] = 0.0  # what the transform leaves behind
@@ -96,19 +114,30 @@ class LessNoise:
     """The most noise that is still caught, as a part of the claimed one, and what it is worth."""
 
     scale: float | None
-    """None where not even a hundredth of the noise would have been caught."""
+    """None where no part of the noise would have been caught."""
+    lowest: float | None
+    """Less than this is caught no more: where noise has steps, nobody looks for them there."""
     epsilon: float | None
-    """What the record's presence costs with that noise."""
+    """What this record's presence costs with that noise."""
 
     def __str__(self) -> str:
-        if self.scale is None or self.epsilon is None:
-            return "too few trials to catch any violation of this claim; take more"
-        often = f"at least {100 * POWER:g} % of the time"
+        often = f"{100 * POWER:g} % of the time"
+        if self.scale is None or self.lowest is None or self.epsilon is None:
+            return (
+                "with so many trials and this canary no part of the claimed noise would have been "
+                f"refuted {often}"
+            )
         if self.scale == 1:
-            return f"the claimed noise itself is refuted {often}"
+            return f"the claimed noise itself is refuted at least {often}"
+        worth = f"(ε = {self.epsilon:.3g} for this record)"
+        if self.lowest > _FACTORS[0]:
+            return (
+                f"{self.lowest:g} to {self.scale:g} times the claimed noise {worth} would have "
+                f"been refuted at least {often}; less than that might not"
+            )
         return (
-            f"{self.scale:g} times the claimed noise (ε = {self.epsilon:.3g}) or less would have "
-            f"been refuted {often}"
+            f"{self.scale:g} times the claimed noise {worth} or less would have been refuted at "
+            f"least {often}"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -128,31 +157,50 @@ class TooLittleNoise:
     trials: int
     error: float
     """What the tests of this score may go wrong."""
+    _known: dict[tuple[float, bool], tuple[Spread, Spread]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     def caught(self, epsilon: float, delta: float) -> LessNoise:
         """The most noise, as a part of the claimed one, that would have been refuted."""
+        nothing = LessNoise(None, None, None)
+        if not self.shift.any():
+            return nothing
+        last = len(_FACTORS) - 1
+        top = last
+        while not self.always_refuted(_FACTORS[top], epsilon, delta):
+            top -= 1
+            if top < 0:
+                return nothing
+        scale = _FACTORS[top]
+        if top < last:  # narrow it down, and ask once more with other luck
+            finer = [k / 100 for k in range(int(100 * scale) + 1, round(100 * _FACTORS[top + 1]))]
+            found = bisect_left(
+                finer, True, key=lambda f: not self.always_refuted(f, epsilon, delta)
+            )
+            finer = [scale, *finer[:found]]
+            scale = next(
+                (f for f in finer[::-1] if self.always_refuted(f, epsilon, delta, again=True)),
+                scale,
+            )
+        lowest = top
+        while lowest > 0 and self._still_caught(lowest - 1, epsilon, delta):
+            lowest -= 1
+        return LessNoise(scale, _FACTORS[lowest], self.epsilon(scale, delta))
 
-        def escapes(factor: float) -> bool:
-            return not self.always_refuted(factor, epsilon, delta)
+    def _still_caught(self, number: int, epsilon: float, delta: float) -> bool:
+        # A score that grows along the shift tells less noise apart the better.
+        if isinstance(self.mechanism, (Gaussian, Laplace)):
+            return True
+        return self.always_refuted(_FACTORS[number], epsilon, delta)
 
-        if not escapes(1.0):
-            return LessNoise(1.0, self.epsilon(1.0, delta))
-        factors = _FACTORS
-        while found := bisect_left(factors, True, key=escapes):  # the first that escapes
-            # Less noise is caught more surely, unless its steps lie where nobody looks for them.
-            lower = [found * part // 4 for part in (1, 2, 3)]
-            missed = next((at for at in lower if escapes(factors[at])), None)
-            if missed is None:
-                factor = float(factors[found - 1])
-                return LessNoise(factor, self.epsilon(factor, delta))
-            factors = factors[:missed]
-        return LessNoise(None, None)
-
-    def always_refuted(self, factor: float, epsilon: float, delta: float) -> bool:
+    def always_refuted(
+        self, factor: float, epsilon: float, delta: float, *, again: bool = False
+    ) -> bool:
         """Whether every one of the simulated audits refutes the claim."""
         there, away = self.scores(factor)
         return refuted_always(
-            there, away, self.trials, epsilon, delta, self.error, both=self.rate < 1
+            there, away, self.trials, epsilon, delta, self.error, both=self.rate < 1, seed=again
         )
 
     def scores(self, factor: float, *, knowing: bool = False) -> tuple[Spread, Spread]:
@@ -160,15 +208,16 @@ class TooLittleNoise:
 
         `knowing` scores by the noise that is really there.
         """
+        if (known := self._known.get((factor, knowing))) is not None:
+            return known
         real = self.mechanism.scaled(factor)
         scored = real if knowing else self.mechanism
-        noise, masses = _quantiles(real)
         parts = []
         for size, times in self._sizes:
+            noise, masses = _pieces(real, scored, size)
             ratio = scored.log_density(noise - size) - scored.log_density(noise)
             ratio = np.clip(np.nan_to_num(ratio), -_FARTHEST, _FARTHEST)
-            order = np.argsort(ratio, kind="stable")
-            parts.append((Spread(ratio[order], masses[order]), times))
+            parts.append((Spread(ratio, masses), times))
         away = added(parts)
         there = away.mirrored()  # the noise is symmetric
         if self.rate < 1:
@@ -176,6 +225,7 @@ class TooLittleNoise:
             away, there = (Spread(by_chance(s.values, self.rate), s.masses) for s in (away, there))
         if self.steps > 1:
             away, there = (added([(spread, self.steps)]) for spread in (away, there))
+        self._known[factor, knowing] = there, away
         return there, away
 
     def epsilon(self, factor: float, delta: float) -> float:
@@ -202,20 +252,24 @@ class TooLittleNoise:
         high = 1.0
         while worst(high) > 0:
             high *= 2
+            if high > _FARTHEST / 2:
+                return math.inf  # or so much that nobody would ask for the digits
         return float(optimize.brentq(worst, 0.0, high, xtol=1e-4))
 
     @cached_property
     def _sizes(self) -> list[tuple[float, int]]:
         """How large the canary's coordinates are, and how many of each size there are."""
+        if isinstance(self.mechanism, Gaussian):  # looks the same in all directions
+            return [(float(np.linalg.norm(self.shift)), 1)]
         sizes, times = np.unique(np.abs(self.shift[self.shift != 0]), return_counts=True)
         if len(sizes) <= _LEVELS:
             return list(zip(sizes.tolist(), times.tolist(), strict=True))
-        squares = np.cumsum(times * sizes**2)
-        level = np.minimum((squares / squares[-1] * _LEVELS).astype(int), _LEVELS - 1)
+        step = math.log(1e6) / (_LEVELS - 1)
+        level = np.minimum(np.log(sizes[-1] / sizes) / step, _LEVELS - 1).astype(int)
         counts = np.bincount(level, times)
-        totals = np.bincount(level, times * sizes**2)
+        totals = np.bincount(level, times * sizes)
         return [
-            (math.sqrt(total / count), int(count))
+            (float(total / count), int(count))
             for total, count in zip(totals, counts, strict=True)
             if count
         ]
@@ -230,14 +284,18 @@ def refuted_always(
     error: float,
     *,
     both: bool = False,
+    seed: int = 0,
 ) -> bool:
     """Whether each of `SIMULATED` audits of such scores refutes the claim."""
     levels = 1 / (1 + np.exp(-np.linspace(-25, 25, 301)))
+    claim = epsilon + 1e-6
+    # A score that is exactly the claim lies beside it on the grid, and must not pass it.
+    there, away = (spread.held_back(claim) for spread in (there, away))
     marks = [spread.quantiles(levels) for spread in (there, away)]
-    fixed = [np.nextafter(s * (epsilon + 1e-6), s * np.inf) for s in (1, -1)]
+    fixed = [np.nextafter(claim, np.inf), np.nextafter(-claim, -np.inf), -claim]
     edges = np.unique(np.concatenate([*marks, fixed]))
     worlds = [spread.counted(edges) for spread in (there, away)]
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     half = trials // 2
 
     def drawn(masses: Floats) -> Counts:
@@ -250,9 +308,26 @@ def refuted_always(
     return True
 
 
-def _quantiles(mechanism: Mechanism) -> tuple[Floats, Floats]:
-    """Values of the noise, both signs, and their probabilities, far into the tails."""
+def _pieces(real: Mechanism, scored: Mechanism, shift: float) -> tuple[Floats, Floats]:
+    """Values of the noise, one from every piece on which the score hardly changes, and their
+    probabilities, far into the tails."""
+    if isinstance(real, Staircase) and isinstance(scored, Staircase):
+        far = float(real.magnitude(np.array([1e-18]))[0]) + shift
+        if 16 * far / min(real.period, scored.period) < _MOST_PIECES:
+            # Between jumps of either density the score is one number: nothing is lost.
+            jumps = _jumps(scored, far)
+            edges = np.unique(np.concatenate([_jumps(real, far), jumps, jumps + shift]))
+            middle = (edges[1:] + edges[:-1]) / 2
+            mass = np.exp(real.log_density(middle)) * np.diff(edges)
+            return middle, mass / mass.sum()
     tails = np.concatenate([np.linspace(1, 2**-12, 1 << 12), np.geomspace(2**-12, 1e-18, 500)[1:]])
     middle = np.sqrt(tails[:-1] * tails[1:])
-    size, mass = np.asarray(mechanism.magnitude(middle)), (tails[:-1] - tails[1:]) / 2
+    size, mass = np.asarray(real.magnitude(middle)), (tails[:-1] - tails[1:]) / 2
     return np.concatenate([-size, size]), np.concatenate([mass, mass]) / (2 * mass.sum())
+
+
+def _jumps(mechanism: Staircase, far: float) -> Floats:
+    """Where the density jumps, up to that far on either side."""
+    starts = np.arange(math.ceil(far / mechanism.period) + 1) * mechanism.period
+    right = np.concatenate([starts, starts + mechanism.split * mechanism.period])
+    return np.concatenate([-right, right])

@@ -25,7 +25,7 @@ from udpfl.audit.canaries import clipped
 from udpfl.audit.mechanism import check_trials
 from udpfl.audit.power import TooLittleNoise
 from udpfl.audit.tally import Tally, judged
-from udpfl.audit.verdict import Verdict
+from udpfl.audit.verdict import Alternative, Verdict
 from udpfl.audit.worlds import by_chance, likelihood_ratio
 from udpfl.engine import (
     Clipper,
@@ -202,10 +202,12 @@ def verdict_of(
     delta: float,
     error: float,
     claim: str,
+    alternative: Alternative | None = None,
 ) -> Verdict:
     """What every adversary makes of the replays; they share the error.
 
-    The power is that of the first one, who knows how the record is sampled.
+    The power is that of the first one, who knows how the record is sampled. What was calculated for
+    it with the same trials and the same error can be handed in.
     """
     chance = {
         present: np.sum([by_chance(score, subject.rate) for score in steps], axis=0)
@@ -226,7 +228,7 @@ def verdict_of(
         )
     ]
     trials = len(chance[True])
-    alternative = TooLittleNoise(
+    alternative = alternative or TooLittleNoise(
         subject.release.mechanism, subject.clipped()[-1], subject.rate, subject.steps, trials, share
     )
     return Verdict(claim, epsilon, delta, tuple(tests), error, alternative=alternative)

@@ -87,9 +87,8 @@ class Target:
         network = network_of(settings, copy.deepcopy(model), data)
         if folder is None:
             dimension = sum(p.numel() for p in network.parameters() if p.requires_grad)
-            trainings = algorithm_of(settings).trainings
-            schedule = selection(settings)
-            people = planned(settings, data, parts, schedule, dimension, trainings)
+            schedule, algorithm = selection(settings), algorithm_of(settings)
+            people = planned(settings, data, parts, schedule, dimension, algorithm)
         else:
             if not (folder.path / "model.safetensors").is_file():
                 raise InvalidInput("run", f"{str(where)!r} has no model: the run is not finished")
@@ -118,6 +117,11 @@ class Target:
             0.0, 0.0, 0.0
         )  # [labels, rows]; the engine drops what is not finite
         best = int(sizes.argmax())
+        if not sizes.any():
+            raise Unsupported(
+                f"no record of {self.client.name} has a gradient at this model: there is nothing "
+                "that an adversary could look for"
+            )
         label, row = divmod(best, len(rows))
         other = int(sizes[:, row].scatter(0, torch.tensor(label), -1.0).argmax())
         return x[row : row + 1], labels[label][row : row + 1], labels[other][row : row + 1]
@@ -179,10 +183,13 @@ def audit_run(
     for name, subject in subjects.items():
         stream = Entropy()
         worlds = replayed(subject, trials, stream)  # one set of replays answers for every delta
+        alternative = None
         for d in deltas:
             epsilon = account(subject.claim, d, target.accountant, target.accounting).epsilon
             claim = f"{target.client.name}, {name}"
-            verdicts.append(verdict_of(subject, worlds, stream, epsilon, d, share, claim))
+            verdict = verdict_of(subject, worlds, stream, epsilon, d, share, claim, alternative)
+            alternative = verdict.alternative
+            verdicts.append(verdict)
     if count:
         verdicts.append(_trained(target, count, delta, share))
     return verdicts

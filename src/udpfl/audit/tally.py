@@ -5,6 +5,7 @@ The same tests judge an audit and, on drawn counts, say what such an audit would
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
@@ -31,8 +32,12 @@ class Tally:
 
     @classmethod
     def of(cls, there: Floats, away: Floats) -> Self:
-        """Count scores, the first half of the trials apart from the second."""
-        values, which = np.unique(np.concatenate([there, away]), return_inverse=True)
+        """Count scores, the first half of the trials apart from the second.
+
+        To six places: what was released is rounded, and scores that are one number should stay one.
+        """
+        scores = np.round(np.concatenate([there, away]), 6)
+        values, which = np.unique(scores, return_inverse=True)
         worlds = np.split(which.ravel(), [len(there)])
         counted = [
             np.stack([np.bincount(half, minlength=len(values)) for half in _halves(world)])
@@ -65,10 +70,8 @@ class _Side:
         return cls(name, values, from_each_on(frequent), from_each_on(rare))
 
     def edges(self) -> Iterator[int]:
-        """Thresholds that few of the rare side's scores reach, from one in two to none.
-
-        From the trials to choose on.
-        """
+        """Thresholds that few of the rare side's scores reach, from one in two to none, or that
+        most of the frequent side's do: from the trials to choose on."""
         reached = self.rare[0][::-1]  # ascending
         last = len(reached) - 1
         ranks = []
@@ -79,6 +82,9 @@ class _Side:
         for rank in [*ranks, 0]:  # the last value that more than so many reach
             yield last - int(np.searchsorted(reached, rank + 1))
         yield min(last, last - int(np.searchsorted(reached, 1)) + 1)
+        frequent = self.frequent[0][::-1]
+        for share in (0.5, 0.9, 0.99, 0.999):  # where the two lie far apart: somewhere between
+            yield last - int(np.searchsorted(frequent, math.ceil(share * frequent[-1])))
 
     def shown(self, edge: int) -> str:
         """The threshold in words."""

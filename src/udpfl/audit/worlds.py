@@ -1,8 +1,8 @@
 """The two worlds an adversary has to tell apart: with a record, and without it.
 
 Noise and sampling come from the very code that training uses. In either world the adversary sees
-every release and computes how much more probable it is with the record than without: no other score
-tells the worlds apart better (Neyman and Pearson 1933).
+every release and computes how much more probable it is with the record than without: if the noise
+is what it is said to be, no other score tells the worlds apart better (Neyman and Pearson 1933).
 """
 
 from __future__ import annotations

@@ -123,11 +123,14 @@ class PrivacyConfig(Section):
         description="Rényi divergences, privacy-loss distributions, or the tighter one.",
     )
     clip: Positive | Annotated[list[Positive], Several] = Field(
-        default=1.0, description="Bound on one record's gradient."
+        default=1.0,
+        description="Bound on one record's gradient, or on a client's whole update.",
     )
     norm: Norm = Field(default="l2", description="Norm in which it is clipped.")
     unit: Unit = Field(
-        default="record", description="Whose presence is hidden; 'client' is not available yet."
+        default="record",
+        description="Whose presence is hidden: one record's, or with 'client' that of a client "
+        "and all its records.",
     )
     ledger: Text | None = Field(
         default=None,
@@ -145,8 +148,6 @@ class PrivacyConfig(Section):
     )
 
     def _problems(self) -> Iterator[tuple[str, str]]:
-        if self.unit == "client":
-            yield "privacy.unit", 'client-level privacy is not available yet, use "record"'
         if isinstance(self.mechanism, list) and "none" in self.mechanism:
             yield "privacy.mechanism", '"none" turns privacy off for all clients, not for some'
         if self.ledger is not None and (self.mechanism == "none" or self.randomness == "seeded"):
@@ -192,6 +193,12 @@ class TrainingConfig(Section):
     )
     server_learning_rate: Positive = Field(default=1.0, description="Learning rate of the server.")
     server_momentum: Fraction = Field(default=0.3, description="Momentum of the server; 0 is off.")
+    penalty: float = Field(
+        default=0.0,
+        ge=0,
+        description="Pull of clients with smaller budgets towards the last model of the one with "
+        "the largest: 1 is the paper's; 0 is off.",
+    )
     averaging: Fraction = Field(
         default=0.9, description="Decay of the moving average of the global model; 0 is off."
     )
@@ -255,6 +262,12 @@ class Config(Section):
             yield (
                 "training.clients_per_round",
                 f"must be at most data.clients = {clients}, got {picked}",
+            )
+        epsilon = getattr(self.privacy, "epsilon", None)
+        if self.training.penalty and not (isinstance(epsilon, list) and len(set(epsilon)) > 1):
+            yield (
+                "training.penalty",
+                "pulls clients with smaller budgets: privacy.epsilon must be a list that differs",
             )
         if max(self.record_updates, default=0) > rounds:
             yield (

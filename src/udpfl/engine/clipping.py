@@ -52,6 +52,13 @@ class Clipper(ABC):
         norm included. A gradient that is not finite counts as zero.
         """
 
+    def clipped_rows(self, rows: Tensor) -> Clipped:
+        """Clip every lane's row [L, d] by itself, such as a whole client's update.
+
+        Guarantee: as of `clipped_sum`, with a row in the place of a record.
+        """
+        raise Unsupported(f"{type(self).__name__} clips the gradients of records only")
+
 
 class NormClipper(Clipper):
     """l1 and l2 scale a gradient down to the bound, linf clamps every coordinate."""
@@ -80,6 +87,18 @@ class NormClipper(Clipper):
         clipped = ((sizes > bound) & gradients.real).sum(1)
         return Clipped(gradients.weighted_sum(factors), clipped)
 
+    def clipped_rows(self, rows: Tensor) -> Clipped:
+        exact = rows.double()
+        finite = torch.isfinite(exact).all(1, keepdim=True)
+        exact = torch.where(finite, exact, 0.0)
+        bound = self._tensor(rows).double()
+        if self.norm == "linf":
+            over = (exact.abs() > bound).any(1)
+            return Clipped(torch.clamp(exact, -bound, bound).float(), over)
+        sizes = exact.norm(p=1 if self.norm == "l1" else 2, dim=1, keepdim=True)
+        factors = bound / torch.maximum(sizes, bound)
+        return Clipped((exact * factors).float(), (sizes > bound).squeeze(1))
+
     def _tensor(self, like: Tensor) -> Tensor:
         """The bounds [L, 1], a little lowered."""
         bounds = [bound * _ROUNDING for bound in self.bounds]
@@ -106,6 +125,9 @@ class Unclipped(Clipper):
     def clipped_sum(self, gradients: Gradients) -> Clipped:
         factors = gradients.real.to(torch.float32)
         return Clipped(gradients.weighted_sum(factors), torch.zeros_like(factors[:, 0]).long())
+
+    def clipped_rows(self, rows: Tensor) -> Clipped:
+        return Clipped(rows, torch.zeros_like(rows[:, 0]).long())
 
 
 def finite_norms(gradients: Gradients, p: int) -> Tensor:

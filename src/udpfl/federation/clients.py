@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from udpfl.accounting import PoissonSampled, Repeated
 from udpfl.accounting.events import Event
 from udpfl.algorithms import Algorithm, ClientMessage, Tensors
 from udpfl.algorithms.message import tensors_from_bytes, tensors_to_bytes
@@ -32,10 +31,15 @@ from udpfl.engine import (
     Unclipped,
     train_round,
 )
+from udpfl.engine.randomness import Key, poisson_indices
 from udpfl.errors import BudgetExceeded
 from udpfl.federation.participants import Participant
 from udpfl.harmonizer.charges import Charge
 from udpfl.harmonizer.ledger import Ledger
+
+WEAKEST = "weakest"
+"""What clients receive beside the method's own: the last model of the largest budget's owner."""
+_PULL = "pull"
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,8 @@ class Answers:
 
     messages: list[ClientMessage] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
+    count: int = 0
+    """Clients that answered."""
     bytes_up: int = 0
     bytes_down: int = 0
     clipped_fraction: float | None = None
@@ -129,6 +135,7 @@ class Clients:
         for site in sites:  # in the order asked, however they came about
             if data := stored.get(site.participant.name):
                 answers.messages.append(ClientMessage.from_bytes(data))
+                answers.count += 1
                 answers.bytes_up += len(data)
         return answers
 
@@ -179,6 +186,11 @@ class Clients:
             return False
         return True
 
+    def _takes_part(self, person: Participant, round_: int) -> bool:
+        """By a coin that nobody else sees; a client pays whichever way it falls."""
+        key = Key(self._key, person.name, round_, 0, "participation")
+        return len(poisson_indices(self._stream, key, torch.arange(1), person.participation)) == 1
+
     def _states(self, request: Request, sites: Sequence[Site]) -> Tensors:
         """The clients' own state, stacked along the lane axis."""
         device = self._inputs.device
@@ -204,6 +216,15 @@ class _Training:
         self.steps = torch.tensor([person.steps for person in people], device=device)
         self.events: list[list[Event]] = [[] for _ in sites]
         clipper, noiser = home._protection(people)
+        self._whole: tuple[Clipper, Noiser] | None = None
+        if any(person.release is not None and person.release.unit == "client" for person in people):
+            # Records are trained on as they are; what comes of them leaves as one update.
+            trusted = home._algorithm.trusts_server
+            self._whole = clipper, (Noiseless() if trusted else noiser)
+            clipper, noiser = Unclipped(), Noiseless()
+        steps = tuple(
+            person.steps if home._takes_part(person, request.round) else 0 for person in people
+        )
         self._lanes = Lanes(
             runs=(home._key,) * len(sites),
             clients=self.clients,
@@ -213,11 +234,12 @@ class _Training:
                 [person.rate * person.declared_size for person in people], device=device
             ),
             learning_rates=self.learning_rates,
-            steps=tuple(person.steps for person in people),
+            steps=steps,
             clipper=clipper,
             noiser=noiser,
         )
         self._people = people
+        self._weakest = request.received.get(WEAKEST)
         self._calls = 0
         self._measured: list[tuple[float, float]] = []
 
@@ -228,19 +250,58 @@ class _Training:
         state: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
         home = self._home
-        lanes = self._lanes.with_state(state or {}, self._calls * max(self._lanes.steps))
-        self._calls += 1
+        correct, own = self._pulled(start, correct, state or {})
+        lanes = self._lanes.with_state(own, self._calls * max(self._lanes.steps))
         for events, person in zip(self.events, self._people, strict=True):
-            if person.release is not None and home._claimed:
-                events.append(Repeated(PoissonSampled(person.rate, person.release), person.steps))
+            event = person.event()
+            if event is not None and home._claimed:
+                events.append(event)
         trained = train_round(
             home._model, home._inputs, home._targets, start, lanes, self._round,
             home._stream, home._limits, correct,
         )  # fmt: skip
-        self._measured.append(
-            (float(trained.clipped_fraction.mean()), float(trained.signal_to_noise.mean()))
-        )
-        return trained.parameters
+        parameters = trained.parameters
+        over, ratio = trained.clipped_fraction, trained.signal_to_noise
+        if self._whole is not None:
+            update, over, ratio = self._released(parameters - start, *self._whole)
+            parameters = start + update
+        self._calls += 1
+        self._measured.append((float(over.float().mean()), float(ratio.mean())))
+        return parameters
+
+    def _released(
+        self, updates: Tensor, clipper: Clipper, noiser: Noiser
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Whole updates, each clipped and noised, with the diagnostics of that."""
+        home, clipped = self._home, clipper.clipped_rows(updates)
+        keys = [
+            Key(home._key, client, self._round, self._calls, "update") for client in self.clients
+        ]
+        size = noiser.std(updates.device) * updates.shape[1] ** 0.5
+        ratio = torch.where(size > 0, clipped.sum.norm(dim=1) / size, 0.0)
+        return noiser.add(clipped.sum, home._stream, keys), clipped.clipped, ratio
+
+    def _pulled(
+        self, start: Tensor, correct: Correct | None, state: Mapping[str, Tensor]
+    ) -> tuple[Correct | None, Mapping[str, Tensor]]:
+        """The method's own correction, and the pull of clients with smaller budgets.
+
+        Guarantee: what pulls was released in an earlier round, how strongly was settled before the
+        run, and both are added to the noisy gradient, so the pull costs nothing.
+        """
+        pulls = torch.tensor([person.penalty for person in self._people], device=start.device)
+        if self._weakest is None or not pulls.any():
+            return correct, state
+
+        def pulled(gradient: Tensor, parameters: Tensor, lane: Mapping[str, Tensor]) -> Tensor:
+            own = gradient if correct is None else correct(gradient, parameters, lane)
+            return own + lane[_PULL] * (parameters - lane[WEAKEST])
+
+        return pulled, {
+            **state,
+            WEAKEST: self._weakest.expand_as(start),
+            _PULL: pulls.unsqueeze(1),
+        }
 
     def diagnostics(self) -> tuple[float | None, float | None]:
         """Mean clip fraction and signal-to-noise ratio; None where nothing is clipped."""

@@ -155,6 +155,22 @@ class RunFolder:
     def _checkpoints(self) -> list[Path]:
         return sorted((self.path / "checkpoints").glob("round-*.safetensors"))
 
+    def write_aggregate(self, round_: int, data: bytes) -> None:
+        """What a trusted server lets out in a round, kept as long as the round may run again."""
+        folder = self.path / "aggregates"
+        with _explained(folder):
+            folder.mkdir(exist_ok=True)
+        self._write(folder / f"round-{round_:06d}.safetensors", data)
+        oldest = min((int(p.stem[-6:]) for p in self._checkpoints()), default=0)
+        for old in folder.glob("round-*.safetensors"):
+            if int(old.stem[-6:]) <= oldest:
+                old.unlink(missing_ok=True)
+
+    def read_aggregate(self, round_: int) -> bytes | None:
+        """The same; None where nothing was let out in that round."""
+        path = self.path / "aggregates" / f"round-{round_:06d}.safetensors"
+        return path.read_bytes() if path.is_file() else None
+
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         """One more line."""
         with _explained(self.metrics), self.metrics.open("a") as file:

@@ -17,6 +17,7 @@ from udpfl.accounting import (
 )
 from udpfl.accounting.events import Event
 from udpfl.accounting.serial import event_from_dict, event_to_dict
+from udpfl.algorithms import Algorithm
 from udpfl.config import Config, PrivacyConfig, per_client
 from udpfl.data import DataSet
 from udpfl.data.records import Indices
@@ -45,14 +46,33 @@ class Participant:
     budget: Budget | None = None
     trainings: int = 1
     """Trainings per round, as the method declares."""
+    participation: float = 1.0
+    """Probability of the coin that decides in secret whether it takes part in a round."""
+    penalty: float = 0.0
+    """How strongly its steps are pulled towards the model of the client with the largest budget."""
+
+    @property
+    def sampled(self) -> tuple[float, int]:
+        """The rate at which the unit takes part in a release, and the releases of one training.
+
+        A record takes part in each step by chance. A whole client is in or out, and its steps are
+        its own business until the update that comes of them is released.
+        """
+        if self.release is not None and self.release.unit == "client":
+            return self.participation, 1
+        return self.rate, self.steps
+
+    def event(self, trainings: int = 1) -> Event | None:
+        """What so many trainings cost this client."""
+        if self.release is None:
+            return None
+        rate, count = self.sampled
+        return Repeated(PoissonSampled(rate, self.release), count * trainings)
 
     @property
     def round_event(self) -> Event | None:
         """What one round costs this client."""
-        if self.release is None:
-            return None
-        step = PoissonSampled(self.rate, self.release)
-        return Repeated(step, self.steps * self.trainings)
+        return self.event(self.trainings)
 
     def rest_event(self, answered: int) -> Event | None:
         """What the run still costs this client, after the rounds it has answered."""
@@ -68,6 +88,8 @@ class Participant:
             "rounds": self.rounds,
             "steps": self.steps,
             "trainings": self.trainings,
+            "participation": self.participation,
+            "penalty": self.penalty,
             "release": None if self.release is None else event_to_dict(self.release),
             "budget": None if self.budget is None else [self.budget.epsilon, self.budget.delta],
         }
@@ -102,11 +124,11 @@ def planned(
     parts: Sequence[Indices],
     schedule: Sequence[Sequence[int]],
     dimension: int,
-    trainings: int,
+    algorithm: Algorithm,
 ) -> list[Participant]:
     """The participants of a run on this data, under their own names."""
     sizes, names = declared_sizes(config, data, parts), client_names(config, data, parts)
-    return participants(config, sizes, schedule, dimension, trainings, names)
+    return participants(config, sizes, schedule, dimension, algorithm, names)
 
 
 def participants(
@@ -114,7 +136,7 @@ def participants(
     sizes: Sequence[int],
     schedule: Sequence[Sequence[int]],
     dimension: int,
-    trainings: int = 1,
+    algorithm: Algorithm,
     names: Sequence[str] | None = None,
 ) -> list[Participant]:
     """Calibrate every client's noise to its own budget and its own number of releases."""
@@ -127,14 +149,15 @@ def participants(
             rate=training.sampling_rate,
             rounds=rounds[i],
             steps=training.local_steps,
-            trainings=trainings,
+            trainings=algorithm.trainings,
+            participation=algorithm.participation,
         )
         for i, size in enumerate(sizes)
     ]
     if not isinstance(config.privacy, PrivacyConfig):
         return plain
     try:
-        return _calibrated(config.privacy, plain, dimension)
+        return _calibrated(config, config.privacy, plain, dimension)
     except InvalidInput as error:  # under the configuration key that the value came from
         if "." in error.parameter:
             raise
@@ -143,19 +166,20 @@ def participants(
 
 
 def _calibrated(
-    privacy: PrivacyConfig, plain: Sequence[Participant], dimension: int
+    config: Config, privacy: PrivacyConfig, plain: Sequence[Participant], dimension: int
 ) -> list[Participant]:
     clients = len(plain)
     epsilons, deltas = per_client(privacy.epsilon, clients), per_client(privacy.delta, clients)
     mechanisms = [_mechanism(name) for name in per_client(privacy.mechanism, clients)]
     clipper = NormClipper(privacy.norm, per_client(privacy.clip, clients))
+    whole = privacy.unit == "client"
     settings = {
         own.name: Setting(
             epsilons[i],
             deltas[i],
-            own.rounds * own.steps * own.trainings,
+            own.rounds * own.trainings * (1 if whole else own.steps),
             clipper.sensitivity(i, dimension),
-            own.rate,
+            own.participation if whole else own.rate,
             privacy.unit,
             privacy.accountant,
             privacy.accounting,
@@ -169,22 +193,27 @@ def _calibrated(
         if own.name in settings
     ]
     for own, delta in zip(plain, deltas, strict=True):
-        if delta * own.declared_size >= 1:
+        crowd = clients if whole else own.declared_size
+        if delta * crowd >= 1:
             log.warning(
-                "privacy.delta = %g is not below one over the %d records of a client: it would "
-                "permit publishing one of them",
+                "privacy.delta = %g is not below one over the %d %s: it would permit publishing "
+                "one of them",
                 delta,
-                own.declared_size,
+                crowd,
+                "clients" if whole else "records of a client",
             )
             break
-    noise = {plan.client.name: plan.calibrated.mechanism for plan in harmonize(wanted)}
+    plans = {plan.client.name: plan for plan in harmonize(wanted)}
     return [
         replace(
             own,
-            release=Release(noise[own.name], settings[own.name].sensitivity, privacy.unit)
-            if own.name in noise
+            release=Release(
+                plans[own.name].calibrated.mechanism, settings[own.name].sensitivity, privacy.unit
+            )
+            if own.name in plans
             else None,
             budget=Budget(epsilons[i], deltas[i]),
+            penalty=config.training.penalty * plans[own.name].penalty if own.name in plans else 0.0,
         )
         for i, own in enumerate(plain)
     ]

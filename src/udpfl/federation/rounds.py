@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import signal
 import statistics
 import threading
@@ -15,21 +16,23 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from udpfl.accounting import PrivacyStatement
 from udpfl.accounting.statement import weakest_kind
-from udpfl.algorithms import Algorithm, Tensors
+from udpfl.algorithms import Algorithm, ClientMessage, Tensors, weighted_mean
 from udpfl.config import Config, PrivacyConfig
 from udpfl.data.records import Task
 from udpfl.engine import LaneModel
-from udpfl.errors import LedgerError
-from udpfl.federation.clients import Answers, Clients, Request, Site
+from udpfl.errors import LedgerError, Unsupported
+from udpfl.federation.clients import WEAKEST, Answers, Clients, Request, Site
 from udpfl.federation.evaluation import evaluate
 from udpfl.federation.folder import RunFolder
 from udpfl.federation.observers import Observer
 from udpfl.federation.participants import nothing_claimed
 from udpfl.federation.schedule import learning_rate
+from udpfl.federation.trusted import TrustedServer
 from udpfl.harmonizer.ledger import Ledger
 
 log = logging.getLogger(__name__)
@@ -71,11 +74,16 @@ class Federation:
     """What the statements take for granted."""
     answered: Counter[str] = field(default_factory=Counter)
     """Rounds that each client has answered."""
+    trusted: TrustedServer | None = None
+    """Who adds the noise, where clients do not."""
     unclaimed: str | None = None
     """Why no privacy is claimed, whatever the ledger says."""
     stopped: str | None = None
     """Why the run ended before its last round."""
     _warned: set[str] = field(default_factory=set)
+    _weakest: Tensor | None = None
+    """The model that the clients with the largest budget released last, where others are pulled
+    towards it."""
 
     def train(self, start: Tensor) -> Tensor:
         """All rounds, from the latest checkpoint on; returns the final parameters [d]."""
@@ -97,6 +105,9 @@ class Federation:
                 if not answers.messages:
                     continue  # nobody who was asked had budget left
                 self.answered.update(message.client for message in answers.messages)
+                self._remember_weakest(server["model"], answers.messages)
+                if self.trusted is not None:
+                    answers.messages = self.trusted.merged(round_, answers.messages)
                 server = self.algorithm.aggregate(server, answers.messages)
                 average = self._averaged(average, server["model"], round_)
                 self._observe(round_, average, answers)
@@ -128,7 +139,9 @@ class Federation:
         self.answered = Counter(answered)
         self._require_charges()
         tensors = {name: tensor.to(start.device) for name, tensor in tensors.items()}
-        server = {k.removeprefix("server."): v for k, v in tensors.items() if k != "average"}
+        self._weakest = tensors.get(WEAKEST)
+        own = {name: v for name, v in tensors.items() if name.startswith("server.")}
+        server = {name.removeprefix("server."): v for name, v in own.items()}
         self.metrics = self.folder.read_metrics(done)
         self.folder.rewrite_metrics(self.metrics)
         return server, tensors.get("average", server["model"]), done
@@ -148,10 +161,14 @@ class Federation:
         named = {f"server.{name}": tensor for name, tensor in server.items()}
         if self.config.training.averaging:
             named["average"] = average
+        if self._weakest is not None:
+            named[WEAKEST] = self._weakest
         self.folder.write_checkpoint(round_, named, self.answered)
 
     def _ask(self, round_: int, server: Tensors, settled: int) -> Answers:
         received = self.algorithm.broadcast(server)
+        if self._weakest is not None:
+            received = {**received, WEAKEST: self._weakest}
         rate = learning_rate(self.config.training, round_)
         chosen = [self.sites[client] for client in self.schedule[round_ - 1]]
         answers = self.clients.answer(Request(round_, received, rate, settled), chosen)
@@ -162,6 +179,19 @@ class Federation:
             for name, tensor in message.tensors.items():
                 message.tensors[name] = tensor.to(device)
         return answers
+
+    def _remember_weakest(self, model: Tensor, messages: Sequence[ClientMessage]) -> None:
+        """The mean of what the clients with the largest budget have just released."""
+        people = {site.participant.name: site.participant for site in self.sites}
+        if not any(person.penalty for person in people.values()):
+            return
+        largest = [
+            m for m in messages if people[m.client].penalty == 0 and people[m.client].release
+        ]
+        if any("update" not in message.tensors for message in largest):
+            raise Unsupported("training.penalty needs a method whose clients send updates")
+        if largest:
+            self._weakest = model + weighted_mean(largest, "update")
 
     def _exhausted(self, answers: Answers, round_: int) -> bool:
         """Whether refusals end the run: because they should, or because nobody else will come."""
@@ -206,11 +236,12 @@ class Federation:
             row |= evaluate(self.model, model, *self.test, self.task).to_dict()
             row |= self._spending()
         row |= {
-            "participants": len(answers.messages),
+            "participants": answers.count,
             "refused": len(answers.refused),
             "bytes_up": answers.bytes_up,
             "bytes_down": answers.bytes_down,
             "seconds": round(seconds, 4),
+            "drift": _drift(answers.messages),
             "learning_rate": learning_rate(self.config.training, round_),
             "simulation_only": {
                 "clip_fraction": answers.clipped_fraction,
@@ -256,6 +287,15 @@ class Federation:
         if kind == "nominal":
             row["guaranteed_epsilon"] = _spread([s.vector_epsilon for s in statements])
         return row
+
+
+def _drift(messages: Sequence[ClientMessage]) -> float | None:
+    """How far released updates lie from their mean: a root mean square over clients."""
+    updates = [m.tensors["update"] for m in messages if "update" in m.tensors]
+    if len(updates) < 2:
+        return None
+    mean = torch.stack(updates).mean(0)
+    return math.sqrt(sum(float((own - mean).square().sum()) for own in updates) / len(updates))
 
 
 def _spread(values: Sequence[float]) -> dict[str, float | str]:

@@ -39,6 +39,7 @@ from udpfl.federation.parts import (
 )
 from udpfl.federation.rounds import Federation, listed
 from udpfl.federation.shares import assumptions, divided, fitted
+from udpfl.federation.trusted import ASSUMPTION, TrustedServer, check_trust
 from udpfl.harmonizer.ledger import Ledger
 from udpfl.plugins import look_here_too
 from udpfl.report import write_report
@@ -98,6 +99,7 @@ def run(
     parts, public = divided(settings, dataset)
 
     algorithm = algorithm_of(settings)
+    check_trust(settings, algorithm)
     network = network_of(settings, model, dataset)
     lane_model = LaneModel(network, loss or loss_of(dataset.task)).to(device)
     start = lane_model.initial().to(device)
@@ -110,9 +112,7 @@ def run(
     schedule = selection(settings)
     _advise(settings)
     if folder is None:
-        people = planned(
-            settings, dataset, parts, schedule, lane_model.layout.dimension, algorithm.trainings
-        )
+        people = planned(settings, dataset, parts, schedule, lane_model.layout.dimension, algorithm)
         folder = _begun(settings, people, parts, public, dataset, unclaimed)
     people = [Participant.from_dict(row) for row in folder.read_json("participants.json")]
     identity = folder.read_json("run.json")
@@ -136,15 +136,17 @@ def run(
         seeded = isinstance(settings.privacy, PrivacyConfig) and (
             settings.privacy.randomness == "seeded"
         )
+        key = f"seed-{settings.seed}"
+        stream = Keyed(settings.seed) if seeded else Entropy()
         clients = Clients(
             run=identity["id"],
-            key=f"seed-{settings.seed}",
+            key=key,
             model=lane_model,
             inputs=inputs,
             targets=targets,
             algorithm=algorithm,
             ledger=ledger,
-            stream=Keyed(settings.seed) if seeded else Entropy(),
+            stream=stream,
             limits=limits,
             protection=protection,
             all_or_none=isinstance(settings.privacy, PrivacyConfig)
@@ -164,10 +166,18 @@ def run(
             task=dataset.task,
             observers=observers,
             unclaimed=unclaimed,
-            assumptions=assumptions(settings, dataset, data),
+            trusted=TrustedServer.of(folder, key, stream, people)
+            if algorithm.trusts_server
+            else None,
+            assumptions=(
+                *((ASSUMPTION,) if algorithm.trusts_server else ()),
+                *assumptions(settings, dataset, data),
+            ),
         )
         announce(observers, "on_start", settings, folder.path)
         final = federation.train(start)
+        if algorithm.trusts_server:
+            ledger.forget(identity["id"], len(schedule))  # what clients sent was for one reader
         statements = federation.statements()
         trained = _filled(network, lane_model, final)
         privacy = largest(statements.values())
@@ -255,11 +265,20 @@ def _opened(
 
 def _advise(settings: Config) -> None:
     """Settings that are allowed and hardly ever meant."""
-    if not isinstance(settings.privacy, PrivacyConfig) and settings.training.learning_rate > 1:
+    privacy, training = settings.privacy, settings.training
+    clips_records = isinstance(privacy, PrivacyConfig) and privacy.unit == "record"
+    if not clips_records and training.learning_rate > 1:
         log.warning(
-            "training.learning_rate = %g suits clipped, noisy gradients; without privacy 0.1 with "
-            "training.server_momentum = 0.9 is a better start",
-            settings.training.learning_rate,
+            "training.learning_rate = %g suits clipped, noisy gradients; where records are not "
+            "clipped, 0.1 with training.server_momentum = 0.9 is a better start",
+            training.learning_rate,
+        )
+    if training.learning_rate * training.penalty > 1:
+        log.warning(
+            "training.penalty = %g at training.learning_rate = %g may pull clients past the model "
+            "they are pulled to: their product should not be above 1",
+            training.penalty,
+            training.learning_rate,
         )
 
 

@@ -332,6 +332,11 @@ class Ledger:
 
     # Answers already given
 
+    def forget(self, run: str, settled: int) -> None:
+        """Drop the messages of a run's rounds up to `settled`; charges and digests stay."""
+        with self._file.writing():
+            self._outbox.forget(run, settled)
+
     def message(self, run: str, account: int, round: int) -> bytes | None:
         """The stored answer to a repeated request; None if there is none, or it was dropped."""
         return self._outbox.message(run, account, round)

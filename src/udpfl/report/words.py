@@ -90,7 +90,7 @@ def explain(run: RunRecord) -> Explanation:
         beliefs=_beliefs(epsilon),
         belief=_belief(statement.delta, statement.neighbours),
         whom=_whom(run, statement),
-        limits=_limits(run),
+        limits=_limits(run, statement),
         notes=statement.notes if run.finished else (*statement.notes, _NOT_YET),
     )
 
@@ -224,24 +224,35 @@ def _whom(run: RunRecord, statement: PrivacyStatement) -> tuple[str, ...]:
         if run.shared_ledger
         else "this run; its ledger counts no other"
     )
+    whole = statement.unit == "client"
+    hidden = "all records of one client" if whole else "one record of one client"
+    trusted = any(note.startswith("assumes a server") for note in statement.notes)
     return (
-        f"For one {statement.unit} of one client: the comparison is between the client's data with "
-        f"it and without it."
+        f"For {hidden}: the comparison is between the data with and without "
+        f"{'them' if whole else 'it'}."
         if statement.neighbours == "add-remove"
-        else f"For one {statement.unit} of one client, replaced by any other.",
-        "Against the server, the other clients and everyone who sees the model or the messages, "
-        "alone or together, even if they know all other records, the code and the settings.",
+        else f"For {hidden}, replaced by any other{'s' if whole else ''}.",
+        "Against the other clients and everyone who sees the models, alone or together, even if "
+        "they know all other records, the code and the settings. Not against the server: it "
+        "receives the updates without noise and is trusted with them."
+        if trusted
+        else "Against the server, the other clients and everyone who sees the model or the "
+        "messages, alone or together, even if they know all other records, the code and the "
+        "settings.",
         f"Over {scope}. Each client has its own ε; the number above is the largest.",
     )
 
 
-def _limits(run: RunRecord) -> tuple[str, ...]:
+def _limits(run: RunRecord, statement: PrivacyStatement) -> tuple[str, ...]:
     charged = "this ledger" if run.shared_ledger else "the ledger of this run"
     return (
         "Facts that are true of the whole population: the model may learn them whether or not a "
         "given record is there.",
-        "A person with several records in one client: k records together have k times the ε, and a "
-        "δ that grows faster still.",
+        "A person with records at several clients: k of them together have k times the ε, and a δ "
+        "that grows faster still."
+        if statement.unit == "client"
+        else "A person with several records in one client: k records together have k times the ε, "
+        "and a δ that grows faster still.",
         "The same record in other data, at other clients or elsewhere: it pays there again.",
         f"Other runs on the same data that are not in {charged}, and settings that were tuned on "
         "the same data without being charged.",

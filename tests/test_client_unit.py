@@ -1,0 +1,336 @@
+"""Whole clients as the unit, the trusted server of DP-FedAvg, and the pull between budgets."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from torch import nn
+
+import udpfl
+from udpfl.accounting import PoissonSampled, Release, Repeated
+from udpfl.algorithms import ClientMessage
+from udpfl.engine import Keyed, MechanismNoiser, NormClipper, Unclipped
+from udpfl.errors import InvalidInput, LedgerError, Unsupported
+from udpfl.federation.folder import RunFolder
+from udpfl.federation.observers import Observer
+from udpfl.federation.participants import Participant
+from udpfl.federation.trusted import TrustedServer
+from udpfl.harmonizer.ledger import Ledger
+
+WIDE = 2_000
+
+
+def blobs(count=60):
+    rng = np.random.default_rng(0)
+    labels = np.arange(count) % 2
+    return (rng.normal(size=(count, 4)) + 2 * labels[:, None]).astype(np.float32), labels
+
+
+def linear():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Linear(4, 2)
+
+
+class Wide(nn.Module):
+    """As many parameters as make noise measurable."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(WIDE // 2, 2))
+
+    def forward(self, x):
+        return x.repeat(1, WIDE // 8) @ self.weight
+
+
+class Seen(Observer):
+    def __init__(self):
+        self.messages, self.models = [], []
+
+    def on_message(self, message):
+        self.messages.append(message)
+
+    def on_model(self, round_, model):
+        self.models.append(torch.cat([t.flatten() for t in model.values()]))
+
+    def on_round(self, row): ...
+
+
+@pytest.fixture
+def federate(tmp_path):
+    numbers = itertools.count()
+
+    def start(privacy=None, training=None, *, net=None, clients=3, **more):
+        settings = {
+            "out": str(tmp_path / f"run-{next(numbers)}"),
+            "privacy": {"unit": "client", "delta": 1e-3, "mechanism": "gaussian",
+                        **(privacy or {})},
+            "training": {"rounds": 2, "learning_rate": 0.1, "averaging": 0.0,
+                         "server_momentum": 0.0, **(training or {})},
+            "data": {"clients": clients},
+            **{name: more.pop(name) for name in ("record_updates",) if name in more},
+        }  # fmt: skip
+        seen = Seen()
+        result = udpfl.run(settings, data=blobs(), model=net or linear(), observers=[seen], **more)
+        return result, seen
+
+    return start
+
+
+def people_of(result):
+    rows = RunFolder(result.folder).read_json("participants.json")
+    return [Participant.from_dict(row) for row in rows]
+
+
+# Clipping a whole update
+
+
+@given(
+    st.integers(0, 2**32), st.sampled_from(["l1", "l2", "linf"]), st.floats(1e-3, 1e3),
+    st.floats(-30, 30),
+)  # fmt: skip
+def test_a_clipped_update_is_within_its_bound(seed, norm, bound, scale):
+    rows = torch.randn(3, 50, generator=torch.Generator().manual_seed(seed)) * 10.0**scale
+    rows[1, 3] = float("nan")
+    clipped = NormClipper(norm, [bound] * 3).clipped_rows(rows).sum.double()
+    order = {"l1": 1, "l2": 2, "linf": float("inf")}[norm]
+    assert torch.linalg.vector_norm(clipped, order, dim=1).max() <= bound
+    assert not clipped[1].any()  # not finite: counts as nothing
+    small = rows[[0]].double().nan_to_num() * (
+        0.9 * bound / torch.linalg.vector_norm(rows[0].double(), order)
+    )
+    kept = NormClipper(norm, [bound]).clipped_rows(small.float()).sum
+    assert torch.allclose(kept.double(), small, rtol=1e-5, atol=0)
+
+
+# Noise at the client
+
+
+def test_updates_carry_the_noise_that_was_planned_and_charged(federate):
+    """Without a step of training an update is the noise itself."""
+    result, seen = federate({"epsilon": 3.0}, {"learning_rate": 1e-12}, net=Wide())
+    for person, message in zip(people_of(result), seen.messages, strict=False):
+        noise = message.tensors["update"].numpy()
+        std = person.release.mechanism.std
+        assert stats.kstest(noise, stats.norm(0, std).cdf).pvalue > 1e-6
+        for wrong in (2 / 3, 3 / 2):
+            assert stats.kstest(noise, stats.norm(0, wrong * std).cdf).pvalue < 1e-12
+        assert message.events == (Repeated(PoissonSampled(1.0, person.release), 1),)
+    first, second = seen.messages[0].tensors["update"], seen.messages[1].tensors["update"]
+    assert abs(np.corrcoef(first, second)[0, 1]) < 6 / np.sqrt(WIDE)
+
+
+def test_a_round_costs_one_release_however_many_steps_it_takes(federate):
+    result, _ = federate({"epsilon": 2.0}, {"local_steps": 7, "sampling_rate": 0.5, "rounds": 4})
+    with Ledger(result.ledger_path, read_only=True) as ledger:
+        for account in ledger.accounts():
+            entries = list(ledger.history(account.id))
+            assert sum(entry.count for entry in entries) == 4
+            assert {entry.event.rate for entry in entries} == {1.0}
+            assert {entry.event.event.unit for entry in entries} == {"client"}
+    assert result.privacy.unit == "client"
+    assert result.privacy.epsilon <= 2.0
+    exact = people_of(result)[0].release
+    stated = udpfl.account(Repeated(Release(exact.mechanism, exact.sensitivity), 4), 1e-3).epsilon
+    assert result.privacy.epsilon == pytest.approx(stated, rel=1e-3)
+
+
+def test_what_leaves_is_clipped_however_large_the_step(federate):
+    """Noise aside: an auditor who takes it away sees updates within the bound."""
+
+    class Silent(MechanismNoiser):
+        def add(self, sums, stream, keys):
+            return sums
+
+    def protection(people):
+        bounds = [person.release.sensitivity.bound for person in people]
+        return NormClipper("l2", bounds), Silent([p.release.mechanism for p in people])
+
+    _, seen = federate({"clip": 0.25}, {"learning_rate": 50.0}, protection=protection)
+    sizes = [float(m.tensors["update"].norm()) for m in seen.messages]
+    assert max(sizes) == pytest.approx(0.25, rel=1e-3)
+    assert max(sizes) <= 0.25 * (1 + 1e-6)
+
+    def unclipped(people):
+        return Unclipped(), Silent([p.release.mechanism for p in people])
+
+    _, seen = federate({"clip": 0.25}, {"learning_rate": 50.0}, protection=unclipped)
+    assert max(float(m.tensors["update"].norm()) for m in seen.messages) > 1
+
+
+def test_units_do_not_mix_in_one_account(federate, tmp_path):
+    shared = str(tmp_path / "shared.sqlite")
+    federate({"ledger": shared, "epsilon": 5.0})
+    with pytest.raises((LedgerError, Unsupported, InvalidInput), match=r"unit|client|record"):
+        federate({"ledger": shared, "epsilon": 5.0, "unit": "record"})
+
+
+# A trusted server
+
+
+def trusted(federate, participation=1.0, training=None, **privacy):
+    return federate(
+        privacy,
+        {"algorithm": "dp-fedavg", "options": {"participation": participation}, **(training or {})},
+        net=Wide(),
+        clients=6,
+    )
+
+
+def test_the_server_lets_out_one_noisy_mean(federate):
+    result, seen = trusted(federate, 0.5, {"learning_rate": 1e-12, "rounds": 3})
+    assert [message.client for message in seen.messages] == ["everyone"] * 3
+    std = people_of(result)[0].release.mechanism.std
+    for message in seen.messages:
+        noise = message.tensors["update"].numpy() * (6 * 0.5)  # a public number of participants
+        assert stats.kstest(noise, stats.norm(0, std).cdf).pvalue > 1e-6
+        assert stats.kstest(noise, stats.norm(0, 2 / 3 * std).cdf).pvalue < 1e-9
+    assert "trusts" not in str(result.privacy)
+    assert "assumes a server that adds the noise" in str(result.privacy)
+    assert "Not against the server" in (result.folder / "report.html").read_text()
+
+
+def test_everyone_pays_whether_or_not_their_coin_fell_right(federate):
+    result, _ = trusted(federate, 0.25, {"rounds": 5}, epsilon=4.0)
+    person = people_of(result)[0]
+    assert person.participation == 0.25
+    with Ledger(result.ledger_path, read_only=True) as ledger:
+        for account in ledger.accounts():
+            entries = list(ledger.history(account.id))
+            assert sum(entry.count for entry in entries) == 5
+            assert {entry.event.rate for entry in entries} == {0.25}
+            # what the server was told stays nowhere
+            assert all(ledger.message(entries[0].run, account.id, r) is None for r in range(1, 6))
+    event = Repeated(PoissonSampled(0.25, person.release), 5)
+    assert result.privacy.epsilon == pytest.approx(udpfl.account(event, 1e-3).epsilon, rel=1e-6)
+    assert result.privacy.epsilon <= 4.0
+
+
+def test_coins_fall_as_often_as_they_should(federate, monkeypatch):
+    """Who does not take part sends zeros, of the same size as everybody's update."""
+    sent = []
+    whole = TrustedServer.merged
+
+    def listening(self, round_, messages):
+        sent.extend(messages)
+        return whole(self, round_, messages)
+
+    monkeypatch.setattr(TrustedServer, "merged", listening)
+    trusted(federate, 0.3, {"rounds": 40, "evaluate_every": 40})
+    silent = sum(not m.tensors["update"].any() for m in sent)
+    assert len(sent) == 240
+    assert stats.binomtest(silent, 240, 0.7).pvalue > 1e-6
+    assert len({m.tensors["update"].numel() for m in sent}) == 1
+
+
+def test_the_mean_is_the_sum_over_a_public_number(tmp_path):
+    folder = RunFolder.create(tmp_path / "run")
+    release = Release(udpfl.Gaussian(1e-9), udpfl.Sensitivity(1.0, "l2", 3), "client")
+    people = [Participant(str(i), 10, 1.0, 5, 1, release, participation=0.5) for i in range(4)]
+    server = TrustedServer.of(folder, "k", Keyed(0), people)
+    messages = [
+        ClientMessage(str(i), 1, {"update": torch.full((3,), float(i))}, (), {"declared_size": 10})
+        for i in range(3)  # one of four was refused: the denominator stays
+    ]
+    (merged,) = server.merged(1, messages)
+    assert merged.tensors["update"].tolist() == pytest.approx([1.5] * 3)
+
+
+def test_after_a_crash_the_same_noise_is_used_again(tmp_path):
+    folder = RunFolder.create(tmp_path / "run")
+    release = Release(udpfl.Gaussian(1.0), udpfl.Sensitivity(1.0, "l2", 50), "client")
+    people = [Participant("a", 10, 1.0, 5, 1, release)]
+    message = ClientMessage("a", 1, {"update": torch.zeros(50)}, (), {"declared_size": 10})
+    fresh = [
+        TrustedServer.of(folder, "k", udpfl.engine.Entropy(), people).merged(round_, [message])[0]
+        for round_ in (1, 1, 2)
+    ]
+    first, again, other = (m.tensors["update"] for m in fresh)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize(
+    ("privacy", "training", "more", "what"),
+    [
+        ({"unit": "record"}, {}, {}, "privacy.unit"),
+        ({}, {"clients_per_round": 2}, {}, "clients_per_round"),
+        ({}, {}, {"record_updates": [1]}, "record_updates"),
+        ({"epsilon": [1.0, 2.0]}, {}, {}, "one noise"),
+        ({}, {"options": {"participation": 0.0}}, {}, "participation"),
+        ({}, {"options": {"participation": True}}, {}, "participation"),
+    ],
+)
+def test_what_a_trusted_server_cannot_keep_is_refused(federate, privacy, training, more, what):
+    with pytest.raises((InvalidInput, Unsupported), match=what):
+        federate(privacy, {"algorithm": "dp-fedavg", **training}, **more)
+
+
+def test_secret_coins_lower_the_noise(federate):
+    noises = [
+        people_of(trusted(federate, p, {"rounds": 5})[0])[0].release.mechanism.std
+        for p in (1.0, 0.2)
+    ]
+    assert noises[1] < 0.8 * noises[0]
+
+
+# The pull towards the largest budget
+
+
+def pulled(federate, penalty, **training):
+    return federate(
+        {"unit": "record", "epsilon": [1.0, 4.0, 2.0], "randomness": "seeded"},
+        {"penalty": penalty, "rounds": 2, **training},
+    )
+
+
+def test_the_pull_is_the_papers(federate):
+    """Same noise, with and without: round 2 differs by eta lambda_k (w - w_max), per step."""
+    free, pull = (pulled(federate, weight) for weight in (0.0, 0.8))
+    assert [p.penalty for p in people_of(pull[0])] == pytest.approx([0.8 * 0.75, 0, 0.8 * 0.5])
+    starts = [seen.models[0] for _, seen in (free, pull)]
+    assert torch.equal(*starts)  # nothing was released before the first round
+    largest = pull[1].messages[1]
+    initial = starts[0] - udpfl.algorithms.weighted_mean(pull[1].messages[:3], "update")
+    target = initial + largest.tensors["update"]
+    for client, weight in enumerate([0.6, 0.0, 0.4]):
+        difference = (
+            pull[1].messages[3 + client].tensors["update"]
+            - free[1].messages[3 + client].tensors["update"]
+        )
+        assert torch.allclose(difference, -0.1 * weight * (starts[0] - target), atol=1e-6)
+
+
+def test_the_pull_costs_nothing(federate):
+    epsilons = []
+    for weight in (0.0, 0.5):
+        result, _ = federate(
+            {"unit": "record", "epsilon": [1.0, 2.0, 4.0]}, {"penalty": weight, "rounds": 3}
+        )
+        assert all(
+            statement.epsilon <= budget
+            for statement, budget in zip(result.clients.values(), [1.0, 2.0, 4.0], strict=True)
+        )
+        epsilons.append([statement.epsilon for statement in result.clients.values()])
+    assert epsilons[0] == pytest.approx(epsilons[1])
+
+
+def test_a_pull_without_different_budgets_is_refused():
+    with pytest.raises(InvalidInput, match=r"training\.penalty"):
+        udpfl.run(training={"penalty": 1.0}, privacy={"epsilon": 4.0})
+
+
+def test_a_resumed_run_is_pulled_as_before(federate):
+    whole, _ = pulled(federate, 0.8, rounds=4)
+    again, _ = pulled(federate, 0.8, rounds=4)
+    folder = again.folder
+    (folder / "checkpoints" / "round-000004.safetensors").unlink()  # as if killed in round 4
+    resumed = udpfl.run(resume=folder, model=linear(), data=blobs())
+    for first, second in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(first, second)
