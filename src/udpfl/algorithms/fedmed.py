@@ -11,8 +11,8 @@ differential privacy:
   update D of this round is, but for noise, the downhill direction at the model w, so that
   -<D, w - w'> has the sign of the loss at w less the loss at the model w' before, to first order;
   its noise is independent of w - w', so that the estimate is not biased. It is divided by |D| and
-  |w - w'|, and adaptive aggregation is taken where it exceeds `threshold`: where the last step led
-  uphill.
+  |w - w'|, and adaptive aggregation is taken where it is below `threshold`: as long as steps lead
+  downhill. Where one led uphill the plain mean, whose rest is known, takes over.
 * Adaptive aggregation is the attentive one of Ji et al. 2019, which FedMed builds on for the same
   task: weights are a softmax over clients of the distance between the global and the client's
   model. Here the nearer model weighs more, since under noise distance is mostly noise, and
@@ -48,10 +48,10 @@ from udpfl.errors import InvalidInput
 
 
 class FedMed(Algorithm):
-    """Averages by declared size, or by distance after a step that led uphill.
+    """Weights by distance after a step that led downhill, by declared size after any other.
 
-    The server's learning rate and momentum act on either mean. With `threshold` = 1 this is fedavg,
-    with -1 it hardly ever is.
+    The server's learning rate and momentum act on either mean. With `threshold` = -1 this is fedavg,
+    with 1 it hardly ever is.
 
     Guarantee: an update is a sum of clipped and noised gradients and costs what those cost; what
     the server makes of it costs nothing.
@@ -99,7 +99,7 @@ class FedMed(Algorithm):
 
     def aggregate(self, server: Tensors, messages: Sequence[ClientMessage]) -> Tensors:
         step = weighted_mean(messages, "update")
-        if _uphill(step, server["model"] - server["before"]) > self.threshold:
+        if _uphill(step, server["model"] - server["before"]) < self.threshold:
             step = self._adaptive(stacked(messages, "update"))
         return {**self.server.apply(server, step), "before": server["model"]}
 
