@@ -104,7 +104,7 @@ def table(report: dict[str, Any]) -> str:
         if any((method, data) in found for data in shown)
     ]
     seeds = "; ".join(
-        f"{data}: {'to '.join(map(str, sorted(counts[data])))} "
+        f"{data}: {' to '.join(map(str, sorted(counts[data])))} "
         f"{'seed' if counts[data] == {1} else 'seeds'}"
         for data in shown
     )

@@ -18,9 +18,11 @@ import pytest
 import torch
 from scipy import stats
 from torch import nn
+from typer.testing import CliRunner
 
 import udpfl
 from udpfl.accounting.serial import event_from_dict
+from udpfl.cli.app import app
 from udpfl.config import load
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -270,6 +272,24 @@ def test_fedcm_adds_to_noisy_gradients_for_the_price_of_averaging(tmp_path):
                for r in runs.values()]  # fmt: skip
     assert entries[0] == entries[1]
     assert len(entries[0]) == 2 * QUICK["rounds"]
+
+
+def test_the_command_lists_methods_of_packages_and_says_which_one_is_broken(installed):
+    (info,) = Path(installed[1]).glob("*.dist-info")
+    points = (info / "entry_points.txt").read_text()
+    broken = "[udpfl.algorithms]\nlost = udpfl_example.nowhere:Lost\n"
+    (info / "entry_points.txt").write_text(points.replace("[udpfl.algorithms]\n", broken))
+    shown = CliRunner().invoke(app, ["methods", "--json"])
+    rows = {row["name"]: row for row in json.loads(shown.stdout)}
+    assert rows["fedcm"]["from"] == PLACES["fedcm"]
+    assert "Xu et al. 2021" in rows["fedcm"]["paper"]
+    assert rows["fedcm"]["options"] == {"alpha": 0.5}
+    assert "noised gradients" in rows["fedcm"]["guarantee"]  # what holds for every method
+    assert rows["fedcm"]["problem"] == rows["fedavg"]["problem"] == ""
+    assert "nowhere" in rows["lost"]["problem"]
+    table = CliRunner().invoke(app, ["methods"], env={"COLUMNS": "200"})
+    assert table.exit_code == 0
+    assert "udpfl_example.fedcm:FedCM" in table.output
 
 
 # A run folder that names somebody's class
