@@ -48,7 +48,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedmed": {"local_steps": 1},
     "fedadam": _ADAPTIVE,
     "fedyogi": _ADAPTIVE,
-    "fedadagrad": {**_ADAPTIVE, "server_learning_rate": 0.03},
+    "fedadagrad": {**_ADAPTIVE, "server_learning_rate": 0.1},
     f"fedavg, {STEPS} steps": {"local_steps": STEPS},
     f"fedprox, {STEPS} steps": {"local_steps": STEPS, "options": {"mu": 0.1}},
     f"scaffold, {STEPS} steps": {"local_steps": STEPS},
