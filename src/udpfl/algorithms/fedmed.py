@@ -50,8 +50,8 @@ from udpfl.errors import InvalidInput
 class FedMed(Algorithm):
     """Weights by distance after a step that led downhill, by declared size after any other.
 
-    The server's learning rate and momentum act on either mean. With `threshold` = -1 this is fedavg,
-    with 1 it hardly ever is.
+    The server's learning rate and momentum act on either mean. With `threshold` = -1 this is
+    fedavg, with 1 it hardly ever is.
 
     Guarantee: an update is a sum of clipped and noised gradients and costs what those cost; what
     the server makes of it costs nothing.

@@ -68,19 +68,23 @@ def known() -> Iterator[dict[str, Any]]:
 
 
 def _row(name: str, method: Any, place: str) -> dict[str, Any]:
-    facts = {key: getattr(method, key, "") for key in ("paper", "releases", "unit", "guarantee")}
+    facts = {
+        key: str(getattr(method, key, "")) for key in ("paper", "releases", "unit", "guarantee")
+    }
     return {"name": name, **facts, "options": _options(method), "from": place, "problem": ""}
 
 
 def _options(method: Any) -> dict[str, Any]:
-    """What `training.options` may hold, with the defaults; None where one must be given."""
-    if method is None:
+    """What `training.options` may hold, with the defaults; None where there is none."""
+    try:
+        parameters = list(inspect.signature(method).parameters.values())
+    except (TypeError, ValueError):  # nothing to call, or nothing that tells
         return {}
-    parameters = list(inspect.signature(method).parameters.values())[1:]  # after the server's step
-    named = [
-        each for each in parameters if each.kind in (each.KEYWORD_ONLY, each.POSITIONAL_OR_KEYWORD)
-    ]
-    return {each.name: None if each.default is each.empty else each.default for each in named}
+    open_ended = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    after_server = [each for each in parameters[1:] if each.kind not in open_ended]
+    return {
+        each.name: None if each.default is each.empty else each.default for each in after_server
+    }
 
 
 def _in_words(value: Any) -> str:
