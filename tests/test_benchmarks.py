@@ -15,6 +15,7 @@ sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))  # scripts, no
 import contenders
 import figures
 import machine
+import methods
 import profile_training
 import scaling
 import stages
@@ -23,6 +24,7 @@ import training
 import workload
 from workload import TOY, Used, Workload
 
+from udpfl.algorithms import BUILT_IN
 from udpfl.engine import LaneModel
 
 
@@ -163,3 +165,49 @@ def test_the_page_has_a_place_for_every_table() -> None:
     document = tables.DOCUMENT.read_text()
     for name in tables.TABLES:
         document = tables.filled(document, name, "…")
+
+
+def test_every_method_is_measured_with_as_many_releases_as_planned() -> None:
+    assert {name.partition(",")[0] for name in methods.METHODS} == set(BUILT_IN)
+    for data, planned in {"digits": 80, "digits, uneven": 80, "mnist": 300}.items():
+        for method in methods.METHODS:
+            found = methods.settings(method, data)["training"]
+            assert found["rounds"] * found["local_steps"] == planned, method
+
+
+def test_one_run_of_the_methods_benchmark_is_resumed_by_its_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy = {"local_steps": 40, "sampling_rate": 0.01}
+    monkeypatch.setattr(methods, "METHODS", {"scaffold, toy": toy})
+    out = tmp_path / "methods.json"
+    command = ["methods.py", "--out", str(out), "--data", "digits", "--seeds", "0"]
+    monkeypatch.setattr(sys, "argv", command)
+    methods.main()
+    (first,) = methods.known(out)["cells"]
+    assert first["settings"]["training"]["rounds"] == 2
+    assert 0 <= first["accuracy"] <= 1
+    before = out.read_bytes()
+    methods.main()
+    assert out.read_bytes() == before  # the cell was there
+    monkeypatch.setattr(methods, "METHODS", {"scaffold, toy": {**toy, "learning_rate": 1.0}})
+    assert methods.known(out)["cells"] == []
+
+
+def test_the_table_of_methods_says_what_was_measured() -> None:
+    cells = [
+        {"method": method, "data": "digits", "seed": seed, "accuracy": accuracy}
+        for method, seed, accuracy in (("fedavg", 0, 0.9), ("fedavg", 1, 0.8), ("median", 0, 0.7))
+    ]
+    text = methods.table({"cells": cells})
+    assert "| `fedavg` | 0.850 ± 0.071 (2) |" in text
+    assert "| `median` | 0.700 (1) |" in text
+    assert "mnist" not in text
+    assert "digits: 1 to 2 seeds" in text
+
+
+def test_the_page_about_methods_quotes_the_result_file() -> None:
+    found = methods.RESULTS / "methods.json"
+    page = methods.DOCUMENT.read_text()
+    if found.exists():
+        assert tables.filled(page, "methods", methods.table(methods.known(found))) == page

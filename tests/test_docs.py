@@ -332,6 +332,6 @@ def test_the_package_of_plugins(here, monkeypatch):
         monkeypatch.syspath_prepend(folder)
     result = udpfl.run(EXAMPLES / "plugin.toml", training={"rounds": 2}, out="run")
     assert result.privacy.kind == "guarantee"
-    assert result.config.training.algorithm == "fedprox-example"
+    assert result.config.training.algorithm == "fedcm"
     readme = re.findall(r"```toml\n(.*?)```", (plugin / "README.md").read_text(), re.DOTALL)
     assert tomllib.loads(readme[0]) == tomllib.loads((EXAMPLES / "plugin.toml").read_text())

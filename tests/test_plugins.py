@@ -18,9 +18,11 @@ import pytest
 import torch
 from scipy import stats
 from torch import nn
+from typer.testing import CliRunner
 
 import udpfl
 from udpfl.accounting.serial import event_from_dict
+from udpfl.cli.app import app
 from udpfl.config import load
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -28,7 +30,7 @@ PLUGIN = EXAMPLES / "plugin"
 PLACES = {
     "wide": "udpfl_example.networks:wide",
     "blobs": "udpfl_example.blobs:load",
-    "fedprox-example": "udpfl_example.fedprox:FedProx",
+    "fedcm": "udpfl_example.fedcm:FedCM",
     "logistic": "udpfl_example.noise:Logistic",
     "power": "udpfl_example.noise:POWER",
 }
@@ -199,27 +201,31 @@ def test_the_noise_in_a_message_is_the_noise_that_is_charged(tmp_path):
     assert 0.6 < stats.kurtosis(noise) < 1.8  # 1.2; Gaussian noise has 0, Laplace noise 3
 
 
-# FedProx
+# FedCM
 
 
-def proximal(inputs: np.ndarray, targets: np.ndarray, start: float, steps: int, mu: float) -> float:
-    """Where `steps` steps of 0.1 end on the mean of (w x - y)^2, plus mu/2 (w - start)^2.
-
-    The gradient is curvature (w - best) + mu (w - start), so the distance to the point where it
-    vanishes shrinks by one factor every step.
-    """
-    curvature = 2 * float(np.mean(inputs**2))
-    best = float(np.mean(inputs * targets) / np.mean(inputs**2))
-    rest = (curvature * best + mu * start) / (curvature + mu)
-    return rest + (1 - 0.1 * (curvature + mu)) ** steps * (start - rest)
+def with_momentum(clients: list, start: float, rounds: int, steps: int, alpha: float) -> float:
+    """Where steps of 0.1 along alpha g + (1 - alpha) D end, g that of the mean of (w x - y)^2."""
+    model, common = start, 0.0
+    for _ in range(rounds):
+        ends = []
+        for inputs, targets in clients:
+            own = model
+            for _ in range(steps):
+                gradient = 2 * float(np.mean(inputs * (own * inputs - targets)))
+                own -= 0.1 * (alpha * gradient + (1 - alpha) * common)
+            ends.append(own)
+        moved = np.average(ends, weights=[len(own) for own, _ in clients]) - model
+        model, common = model + moved, -moved / (0.1 * steps)
+    return model
 
 
 @both_ways
 @pytest.mark.parametrize(
-    ("steps", "mu", "lanes"),
-    [(1, 2.0, "auto"), (2, 2.0, "auto"), (4, 0.5, "single"), (4, 0.0, "stacked")],
+    ("rounds", "steps", "alpha", "lanes"),
+    [(1, 2, 0.5, "auto"), (3, 2, 0.5, "auto"), (3, 4, 0.1, "single"), (3, 1, 1.0, "stacked")],
 )
-def test_fedprox_ends_where_mathematics_says(tmp_path, spelled, steps, mu, lanes):
+def test_fedcm_ends_where_mathematics_says(tmp_path, spelled, rounds, steps, alpha, lanes):
     rng = np.random.default_rng(3)
     clients = [(rng.normal(size=n), rng.normal(size=n) + n) for n in (3, 5)]
     model = nn.Linear(1, 1, bias=False)
@@ -230,9 +236,9 @@ def test_fedprox_ends_where_mathematics_says(tmp_path, spelled, steps, mu, lanes
         data=clients,
         test=(np.ones(2), np.ones(2)),
         training={
-            "algorithm": spelled("fedprox-example"),
-            "options": {"mu": mu},
-            "rounds": 1,
+            "algorithm": spelled("fedcm"),
+            "options": {"alpha": alpha},
+            "rounds": rounds,
             "local_steps": steps,
             "sampling_rate": 1.0,
             "learning_rate": 0.1,
@@ -242,21 +248,15 @@ def test_fedprox_ends_where_mathematics_says(tmp_path, spelled, steps, mu, lanes
         },
         out=str(tmp_path / "run"),
     )
-    ends = [proximal(x, y, 0.7, steps, mu) for x, y in clients]
-    wanted = (3 * ends[0] + 5 * ends[1]) / 8
+    wanted = with_momentum(clients, 0.7, rounds, steps, alpha)
     assert result.model.weight.item() == pytest.approx(wanted, rel=1e-5)
-    free = [proximal(x, y, 0.7, steps, 0.0) for x, y in clients]
-    plain = (3 * free[0] + 5 * free[1]) / 8
-    # The first step starts at the global model, where nothing pulls; later ones are held back.
-    apart = not math.isclose(wanted, plain, rel_tol=1e-3)
-    assert apart == (steps > 1 and mu > 0)
-    if apart:
-        assert abs(wanted - 0.7) < abs(plain - 0.7)
+    plain = with_momentum(clients, 0.7, rounds, steps, 1.0)
+    assert math.isclose(wanted, plain, rel_tol=1e-3) == (alpha == 1)
 
 
-def test_fedprox_pulls_on_noisy_gradients_for_the_price_of_averaging(tmp_path):
+def test_fedcm_adds_to_noisy_gradients_for_the_price_of_averaging(tmp_path):
     runs = {}
-    for name in ("fedavg", "fedprox-example"):
+    for name in ("fedavg", "fedcm"):
         runs[name] = udpfl.run(
             {"data": {"clients": 2}},
             model={"name": "logistic"},
@@ -265,13 +265,31 @@ def test_fedprox_pulls_on_noisy_gradients_for_the_price_of_averaging(tmp_path):
             training={**QUICK, "local_steps": 3, "algorithm": name},
             out=str(tmp_path / name),
         )
-    plain, pulled = runs.values()
-    assert pulled.privacy.epsilon == plain.privacy.epsilon
+    plain, mixed = runs.values()
+    assert mixed.privacy.epsilon == plain.privacy.epsilon
     assert 7 < plain.privacy.epsilon <= 8
     entries = [[(e.client, e.round, e.count, e.event) for e in r.ledger.history()]
                for r in runs.values()]  # fmt: skip
     assert entries[0] == entries[1]
     assert len(entries[0]) == 2 * QUICK["rounds"]
+
+
+def test_the_command_lists_methods_of_packages_and_says_which_one_is_broken(installed):
+    (info,) = Path(installed[1]).glob("*.dist-info")
+    points = (info / "entry_points.txt").read_text()
+    broken = "[udpfl.algorithms]\nlost = udpfl_example.nowhere:Lost\n"
+    (info / "entry_points.txt").write_text(points.replace("[udpfl.algorithms]\n", broken))
+    shown = CliRunner().invoke(app, ["methods", "--json"])
+    rows = {row["name"]: row for row in json.loads(shown.stdout)}
+    assert rows["fedcm"]["from"] == PLACES["fedcm"]
+    assert "Xu et al. 2021" in rows["fedcm"]["paper"]
+    assert rows["fedcm"]["options"] == {"alpha": 0.5}
+    assert "noised gradients" in rows["fedcm"]["guarantee"]  # what holds for every method
+    assert rows["fedcm"]["problem"] == rows["fedavg"]["problem"] == ""
+    assert "nowhere" in rows["lost"]["problem"]
+    table = CliRunner().invoke(app, ["methods"], env={"COLUMNS": "200"})
+    assert table.exit_code == 0
+    assert "udpfl_example.fedcm:FedCM" in table.output
 
 
 # A run folder that names somebody's class
@@ -375,7 +393,7 @@ def test_the_readme_of_the_package_says_where_everything_is():
         shown = "…:POWER" if name == "power" else place
         assert sum(f"`{name}`" in row and f"`{shown}`" in row for row in rows) == 1
     (block,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
-    assert load(tomllib.loads(block)).training.algorithm == "fedprox-example"
+    assert load(tomllib.loads(block)).training.algorithm == "fedcm"
 
 
 def test_a_mechanism_beside_the_configuration_is_found_again_on_resume(tmp_path, monkeypatch):
@@ -408,8 +426,8 @@ WRONG = {
     "a mechanism that is a function": (
         "privacy", {"mechanism": PLACES["wide"]}, "privacy.mechanism", "is not a mechanism"),
     "a mechanism that is a method": (
-        "privacy", {"mechanism": "fedprox-example"}, "privacy.mechanism",
-        "no 'fedprox-example'.* known are .*logistic.*power"),
+        "privacy", {"mechanism": "fedcm"}, "privacy.mechanism",
+        "no 'fedcm'.* known are .*logistic.*power"),
     "an abstract mechanism": (
         "privacy", {"mechanism": "udpfl:Tabulated"}, "privacy.mechanism", "abstract"),
     "a mechanism with two parameters": (
@@ -423,11 +441,11 @@ WRONG = {
     "half a method": (
         "training", {"algorithm": "wrong_kinds:Half"}, "training.options", "aggregate"),
     "an option the method does not have": (
-        "training", {"algorithm": "fedprox-example", "options": {"nu": 1.0}}, "training.options",
+        "training", {"algorithm": "fedcm", "options": {"nu": 1.0}}, "training.options",
         "'nu'"),
     "an option the method refuses": (
-        "training", {"algorithm": "fedprox-example", "options": {"mu": -1.0}},
-        "training.options.mu", "from 0"),
+        "training", {"algorithm": "fedcm", "options": {"alpha": 0.0}},
+        "training.options.alpha", "above 0"),
     "a function that makes no network": (
         "model", {"name": "wrong_kinds:network"}, "model.name", "must return an nn.Module"),
     "a model that is a loader": ("model", {"name": PLACES["blobs"]}, "model.name", "input_shape"),

@@ -171,7 +171,7 @@ def test_the_installed_command_prints_nothing_but_its_answer(config):
         (["data.name=mnits"], ["data.name", "mnits", "mnist"]),
         (["data.options.target=colour"], ["data.options.target", "colour"]),
         (["model.name=logistics"], ["model.name", "logistics", "logistic"]),
-        (["training.algorithm=fedsgd"], ["training.algorithm", "fedsgd", "fedavg"]),
+        (["training.algorithm=fedagv"], ["training.algorithm", "fedagv", "did you mean fedavg"]),
         (["device=tpu"], ["device", "tpu", "cuda"]),
         (["device=cuda:99"], ["device", "cuda:99", "no such CUDA device"]),
         (["privacy.ledger=b.sqlite", "privacy.randomness=seeded"], ["privacy.ledger", "b.sqlite"]),

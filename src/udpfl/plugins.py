@@ -38,10 +38,10 @@ def resolve(kind: Kind, name: str, built_in: Mapping[str, Any]) -> Any:
         return built_in[name]
     if ":" in name:
         return _imported(key, name)
-    offered = _offered(kind)
-    if name in offered:
-        return _from_package(key, name, offered[name])
-    known = sorted({*built_in, *offered})
+    offers = offered(kind)
+    if name in offers:
+        return _from_package(key, name, offers[name])
+    known = sorted({*built_in, *offers})
     if kind == "mechanisms":
         known.append("none")  # no mechanism, and a word of the configuration all the same
     near = difflib.get_close_matches(name, known, n=1)
@@ -53,7 +53,7 @@ def resolve(kind: Kind, name: str, built_in: Mapping[str, Any]) -> Any:
     )
 
 
-def _offered(kind: Kind) -> dict[str, list[EntryPoint]]:
+def offered(kind: Kind) -> dict[str, list[EntryPoint]]:
     """Entry points by name; the same one seen twice on the path counts once."""
     found: dict[str, dict[str, EntryPoint]] = {}
     for point in entry_points(group=f"udpfl.{kind}"):

@@ -1,12 +1,40 @@
 """Federated methods. Each is one file with both halves, the client's and the server's."""
 
 from udpfl import engine as _engine  # noqa: F401  (says which extra is missing)
-from udpfl.algorithms.base import Algorithm, LocalTraining, ServerStep, weighted_mean
+from udpfl.algorithms.base import (
+    Algorithm,
+    LocalTraining,
+    ServerStep,
+    Terms,
+    local_update,
+    stacked,
+    weighted_mean,
+)
 from udpfl.algorithms.dp_fedavg import DpFedAvg
 from udpfl.algorithms.fedavg import FedAvg
+from udpfl.algorithms.fedmed import FedMed
+from udpfl.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
+from udpfl.algorithms.fedprox import FedProx
+from udpfl.algorithms.fedsgd import FedSGD
+from udpfl.algorithms.median import Median
 from udpfl.algorithms.message import ClientMessage, Tensors
+from udpfl.algorithms.scaffold import Scaffold
+from udpfl.algorithms.trimmed_mean import TrimmedMean
 
-BUILT_IN: dict[str, type[Algorithm]] = {method.name: method for method in (FedAvg, DpFedAvg)}
+# Names are written out, so that completion can read them without importing torch.
+BUILT_IN: dict[str, type[Algorithm]] = {
+    "fedavg": FedAvg,
+    "fedsgd": FedSGD,
+    "fedprox": FedProx,
+    "scaffold": Scaffold,
+    "fedadam": FedAdam,
+    "fedyogi": FedYogi,
+    "fedadagrad": FedAdagrad,
+    "median": Median,
+    "trimmed-mean": TrimmedMean,
+    "fedmed": FedMed,
+    "dp-fedavg": DpFedAvg,
+}
 
 __all__ = [
     "BUILT_IN",
@@ -17,5 +45,8 @@ __all__ = [
     "LocalTraining",
     "ServerStep",
     "Tensors",
+    "Terms",
+    "local_update",
+    "stacked",
     "weighted_mean",
 ]

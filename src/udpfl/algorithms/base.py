@@ -8,13 +8,14 @@ is named tensors, so it can be stored, sent and restored without knowing the met
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
+from udpfl.accounting.events import Unit
 from udpfl.algorithms.message import ClientMessage, Tensors
 from udpfl.engine import Correct
 
@@ -36,6 +37,19 @@ class LocalTraining(Protocol):
     ) -> Tensor:
         """Train from parameters [L, d]; returns the new ones. `correct` post-processes each
         noisy gradient and sees `state` [L, ...]."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What everybody knows of a run before it begins: settings, nothing of any record."""
+
+    clients: int
+    """All clients of the federation."""
+    clients_per_round: int
+    rounds: int
+    local_steps: int
+    learning_rate: Callable[[int], float]
+    """The clients' learning rate in round 1, 2, ..., rounds."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +86,31 @@ class Algorithm(ABC):
     Then `aggregate` gets a single message, the noisy mean."""
     participation: float = 1.0
     """Probability that a client takes part in a round, by a coin that nobody else sees."""
+    paper: ClassVar[str] = ""
+    """Where the method comes from."""
+    releases: ClassVar[str] = ""
+    """What a client sends in a round."""
+    unit: ClassVar[Unit] = "record"
+    """Whose presence the noise hides."""
+    guarantee: ClassVar[str] = (
+        "Whatever a client sends is computed from its clipped and noised gradients and costs what "
+        "those cost."
+    )
+    """What is promised about a message. The default holds for every method, because records are
+    reached through `LocalTraining` only."""
+    terms: Terms
 
     def __init__(self, server: ServerStep) -> None:
         self.server = server
 
-    @abstractmethod
+    def agree(self, terms: Terms) -> None:
+        """Note the terms of the run; called once, before anything is planned. A method that cannot
+        keep to them raises."""
+        self.terms = terms
+
     def init(self, parameters: Tensor) -> Tensors:
         """Server state for initial parameters [d]; its entry "model" is the global model."""
+        return self.server.init(parameters)
 
     def broadcast(self, server: Tensors) -> Tensors:
         """The part of the server's state that clients receive."""
@@ -98,6 +130,22 @@ class Algorithm(ABC):
     @abstractmethod
     def aggregate(self, server: Tensors, messages: Sequence[ClientMessage]) -> Tensors:
         """The server half: the state after this round's messages."""
+
+
+def local_update(
+    received: Tensors, train: LocalTraining, correct: Correct | None = None, **lane: Tensor
+) -> Tensor:
+    """How far every client moves from the model it received [L, d], in one training.
+
+    `lane` is what `correct` gets to see beside its gradient, [L, ...].
+    """
+    start = received["model"].expand(len(train.clients), -1)
+    return train(start, correct, lane) - start
+
+
+def stacked(messages: Sequence[ClientMessage], name: str) -> Tensor:
+    """One tensor of all messages, with a leading axis of messages."""
+    return torch.stack([message.tensors[name] for message in messages])
 
 
 def weighted_mean(messages: Sequence[ClientMessage], name: str) -> Tensor:

@@ -26,6 +26,13 @@ class DpFedAvg(FedAvg):
     """
 
     name = "dp-fedavg"
+    paper = "McMahan et al. 2018, Learning differentially private recurrent language models"
+    releases = "update: clipped as a whole, to a trusted server, who lets out one noisy mean"
+    unit = "client"
+    guarantee = (
+        "Whoever sees the models and not what the server receives learns of a client what noise on "
+        "a sampled sum of clipped updates tells."
+    )
     trusts_server = True
 
     def __init__(self, server: ServerStep, *, participation: float = 1.0) -> None:

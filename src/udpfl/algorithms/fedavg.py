@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
-from udpfl.algorithms.base import Algorithm, LocalTraining, weighted_mean
+from udpfl.algorithms.base import Algorithm, LocalTraining, local_update, weighted_mean
 from udpfl.algorithms.message import ClientMessage, Tensors
 
 
@@ -23,15 +21,17 @@ class FedAvg(Algorithm):
     """
 
     name = "fedavg"
-
-    def init(self, parameters: Tensor) -> Tensors:
-        return self.server.init(parameters)
+    paper = (
+        "McMahan et al. 2017, Communication-efficient learning of deep networks from "
+        "decentralized data"
+    )
+    releases = "update: how far the client moved in its local steps"
+    guarantee = "The update is a sum of clipped and noised gradients and costs what those cost."
 
     def client_step(
         self, received: Tensors, state: Tensors, train: LocalTraining
     ) -> tuple[Tensors, Tensors]:
-        start = received["model"].expand(len(train.clients), -1)
-        return {"update": train(start) - start}, state
+        return {"update": local_update(received, train)}, state
 
     def aggregate(self, server: Tensors, messages: Sequence[ClientMessage]) -> Tensors:
         return self.server.apply(server, weighted_mean(messages, "update"))

@@ -13,6 +13,7 @@ from udpfl.cli.audit import audit
 from udpfl.cli.budget import budget
 from udpfl.cli.config import config
 from udpfl.cli.data import data
+from udpfl.cli.methods import methods
 from udpfl.cli.plan import plan
 from udpfl.cli.report import report
 from udpfl.cli.run import run
@@ -27,6 +28,7 @@ app = typer.Typer(
 app.command()(run)
 app.command()(plan)
 app.command()(report)
+app.command()(methods)
 app.add_typer(audit, name="audit")
 app.add_typer(budget, name="budget")
 app.add_typer(config, name="config")

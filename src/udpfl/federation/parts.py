@@ -7,6 +7,7 @@ import inspect
 import os
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,14 @@ from torch.func import vmap
 
 from udpfl import models
 from udpfl.algorithms import BUILT_IN as ALGORITHMS
-from udpfl.algorithms import Algorithm, ServerStep
+from udpfl.algorithms import Algorithm, ServerStep, Terms
 from udpfl.config import Config
 from udpfl.data import BUILT_IN as DATA
 from udpfl.data import DataSet, as_dataset
 from udpfl.data.records import Array, Task
 from udpfl.engine import Loss
 from udpfl.errors import InvalidInput, Unsupported
+from udpfl.federation.schedule import learning_rate
 from udpfl.plugins import resolve
 
 _PREPARED = 250
@@ -145,7 +147,7 @@ def prepared(network: nn.Module, inputs: Array, device: torch.device) -> Tensor:
 
 
 def algorithm_of(settings: Config) -> Algorithm:
-    """The federated method with its options."""
+    """The federated method with its options, agreed to the terms of the run."""
     training = settings.training
     kind = resolve("algorithms", training.algorithm, ALGORITHMS)
     refusal = InvalidInput("training.algorithm", f"{training.algorithm!r} is not an Algorithm")
@@ -158,6 +160,16 @@ def algorithm_of(settings: Config) -> Algorithm:
         raise InvalidInput("training.options", f"{training.algorithm}: {error}") from None
     if not isinstance(made, Algorithm):
         raise refusal
+    clients = settings.data.clients
+    made.agree(
+        Terms(
+            clients,
+            training.clients_per_round or clients,
+            training.rounds,
+            training.local_steps,
+            partial(learning_rate, training),
+        )
+    )
     return made
 
 

@@ -1,0 +1,93 @@
+"""`udpfl methods`: which federated methods there are, and what each one promises."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from udpfl.errors import UdpflError
+from udpfl.plugins import offered, resolve
+
+_SHOWN = ("paper", "releases", "unit", "guarantee", "options", "from", "problem")
+
+
+def methods(
+    json_: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
+) -> None:
+    """List every method for training.algorithm: its source, what it releases and guarantees.
+
+    Methods of installed packages are among them.
+
+    Examples:
+
+    udpfl methods
+
+    udpfl run --set training.algorithm=scaffold --set training.local_steps=5
+    """
+    rows = list(known())
+    if json_:
+        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        return
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    for row in rows:
+        name = row["name"]
+        for key in _SHOWN:
+            if row[key]:
+                table.add_row(escape(name), key, escape(_in_words(row[key])))
+                name = ""
+        table.add_row()
+    Console().print(table, highlight=False)
+
+
+def known() -> Iterator[dict[str, Any]]:
+    """The facts of every method as plain data: built in, then those of installed packages."""
+    from udpfl.algorithms import BUILT_IN
+
+    for name, method in BUILT_IN.items():
+        yield _row(name, method, "")
+    for name, points in sorted(offered("algorithms").items()):
+        if name in BUILT_IN:
+            continue  # the built-in one is what the name stands for
+        place = ", ".join(point.value for point in points)
+        try:
+            method = resolve("algorithms", name, BUILT_IN)
+        except UdpflError as reason:  # one broken package must not hide the others
+            yield _row(name, None, place) | {"problem": str(reason)}
+        else:
+            yield _row(name, method, place)
+
+
+def _row(name: str, method: Any, place: str) -> dict[str, Any]:
+    facts = {
+        key: str(getattr(method, key, "")) for key in ("paper", "releases", "unit", "guarantee")
+    }
+    return {"name": name, **facts, "options": _options(method), "from": place, "problem": ""}
+
+
+def _options(method: Any) -> dict[str, Any]:
+    """What `training.options` may hold, with the defaults; None where there is none."""
+    try:
+        parameters = list(inspect.signature(method).parameters.values())
+    except (TypeError, ValueError):  # nothing to call, or nothing that tells
+        return {}
+    open_ended = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    after_server = [each for each in parameters[1:] if each.kind not in open_ended]
+    return {
+        each.name: None if each.default is each.empty else each.default for each in after_server
+    }
+
+
+def _in_words(value: Any) -> str:
+    if not isinstance(value, dict):
+        return str(value)
+    return ", ".join(name if own is None else f"{name} = {own}" for name, own in value.items())
