@@ -60,7 +60,7 @@ def compare(
         ),
     ] = None,
     jobs: Annotated[
-        int, typer.Option(min=1, help="Runs at a time, each in a process with its share of cores.")
+        int, typer.Option(help="Runs at a time, each in a process with its share of cores.")
     ] = 1,
     json_: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of a table.")

@@ -33,7 +33,8 @@ def show(comparison: Comparison, console: Console) -> None:
     if _width(table, console) > console.width:
         table = _table(comparison, reasons, stacked=True)
     # Rather too wide than cut off: half a number would be another number.
-    console.print(table, highlight=False, width=_width(table, console), crop=False)
+    table.width = _width(table, console)
+    console.print(table, highlight=False, crop=False, soft_wrap=True)
     for remark in _remarks(comparison):
         console.print(remark, highlight=False)
     for reason, number in reasons.items():
