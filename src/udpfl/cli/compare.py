@@ -139,7 +139,9 @@ class Live:
         columns: list[ProgressColumn] = [TextColumn("[bold]runs"), MofNCompleteColumn()]
         if console.width >= 76:
             columns.append(BarColumn(bar_width=24 if console.width >= 100 else 12))
-        self.bar = Progress(*columns, TimeLeft(), TextColumn("{task.description}"), console=console)
+        columns += [TimeLeft(), TextColumn("{task.description}")]
+        # Runs begin with some seconds of planning: what counts is the rate over many minutes.
+        self.bar = Progress(*columns, console=console, speed_estimate_period=600)
 
     def tell(self, done: float, total: int, now: str) -> None:
         """Move the bar on."""
