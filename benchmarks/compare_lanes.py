@@ -1,29 +1,41 @@
-"""What a comparison would gain if the clients of K federations were lanes of one call.
+"""What a comparison gains from jobs, and would gain from K federations as lanes of one call.
 
-    python benchmarks/compare_lanes.py [--device cpu] [--threads 2] [--rounds 9] [--toy]
+    python benchmarks/compare_lanes.py [--device cpu] [--threads 2] [--rounds 9] [--jobs] [--toy]
 
-One round of local training of K federations, once with a call for each (as `udpfl compare` does it)
-and once with all their clients in one call. The federations have one model architecture and one set
-of records, and differ in parameters, partition and noise: cells of a grid. Turns alternate, and a
-ratio is that of the medians: of the time, and of the processor time, which says more where the
-machine is busy with other work. Only the engine is timed; what a run does beside it (ledger,
-messages, evaluation) stays the same either way. Needs no more than torch.
+One round of local training of K federations: with a call for each, as `udpfl compare` does it; with
+all their clients in one call; and with `--jobs` in K processes at the same time, as `udpfl compare
+--jobs K` does it. The federations have one model architecture and one set of records, and differ in
+parameters, partition and noise: cells of a grid. Turns alternate, and a ratio is that of the
+medians: of the time, and of the processor time, which says more where the machine is busy with
+other work. Only the engine is timed; what a run does beside it (ledger, messages, evaluation) is
+the same either way, and side by side only with jobs. Needs no more than torch.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.synchronize import Barrier
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from udpfl.engine import Entropy, LaneModel, Lanes, MechanismNoiser, NormClipper, train_round
+from udpfl.engine import (
+    Entropy,
+    LaneModel,
+    Lanes,
+    MechanismNoiser,
+    NormClipper,
+    PrivateStream,
+    train_round,
+)
 from udpfl.engine.limits import choose_limits
 from udpfl.mechanisms import Gaussian
 from udpfl.models import build
@@ -56,8 +68,15 @@ TOY = (Setting("logistic", clients=2, records=20),)
 class Grid:
     """K federations that are ready to train a round, apart or together."""
 
-    def __init__(self, setting: Setting, federations: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        setting: Setting,
+        federations: int,
+        device: torch.device,
+        stream: PrivateStream | None = None,
+    ) -> None:
         self.setting, self.federations, self.device = setting, federations, device
+        self.stream = stream or Entropy()
         network = build(setting.model, SHAPE, CLASSES, seed=0)
         loss = _cross_entropy
         self.model = LaneModel(network, loss).to(device)
@@ -69,7 +88,6 @@ class Grid:
         self.bytes = self.model.check(start, self.inputs[:3], self.targets[:3])
         self.starts = [start + 0.01 * k for k in range(federations)]
         self.orders = [torch.randperm(size, generator=generator) for _ in range(federations)]
-        self.stream = Entropy()
 
     def apart(self) -> list[Tensor]:
         """One call after the other."""
@@ -125,7 +143,9 @@ def seconds(work: Callable[[], object], device: torch.device) -> tuple[float, fl
     return time.perf_counter() - began, time.process_time() - busy
 
 
-def measure(setting: Setting, federations: int, rounds: int, device: torch.device) -> dict:
+def measure(
+    setting: Setting, federations: int, rounds: int, device: torch.device
+) -> dict[str, Any]:
     """Medians of both ways, in turns, after one turn to warm up."""
     grid = Grid(setting, federations, device)
     took: dict[str, list[tuple[float, float]]] = {"apart": [], "together": []}
@@ -149,12 +169,45 @@ def measure(setting: Setting, federations: int, rounds: int, device: torch.devic
     }
 
 
+def side_by_side(setting: Setting, jobs: int, rounds: int, device: torch.device) -> float:
+    """Seconds of one round of that many federations in as many processes, threads shared out."""
+    context = multiprocessing.get_context("spawn")
+    gate = context.Barrier(jobs + 1)
+    threads = max(1, torch.get_num_threads() // jobs)
+    crew = [
+        context.Process(target=_alone, args=(setting, rounds, device, threads, gate), daemon=True)
+        for _ in range(jobs)
+    ]
+    for process in crew:
+        process.start()
+    gate.wait()  # all of them are warm
+    began = time.perf_counter()
+    gate.wait()
+    took = (time.perf_counter() - began) / rounds
+    for process in crew:
+        process.join()
+    return took
+
+
+def _alone(
+    setting: Setting, rounds: int, device: torch.device, threads: int, gate: Barrier
+) -> None:
+    torch.set_num_threads(threads)
+    grid = Grid(setting, 1, device)
+    seconds(grid.together, device)
+    gate.wait()
+    for _ in range(rounds):
+        seconds(grid.together, device)
+    gate.wait()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--federations", type=int, nargs="*", default=[2, 4, 8])
+    parser.add_argument("--jobs", action="store_true", help="measure processes side by side too")
     parser.add_argument("--toy", action="store_true", help="only to see that it works")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -162,6 +215,9 @@ def main() -> None:
     for setting in TOY if options.toy else SETTINGS:
         for federations in options.federations:
             found = measure(setting, federations, options.rounds, device)
+            if options.jobs:
+                took = side_by_side(setting, federations, options.rounds, device)
+                found |= {"jobs": round(took, 5), "jobs_ratio": round(found["apart"] / took, 3)}
             print(json.dumps({**found, "device": str(device), "threads": options.threads}))
 
 
