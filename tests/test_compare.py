@@ -484,6 +484,7 @@ def test_a_killed_comparison_goes_on_where_it_stopped(capsys):
         assert charges(run) == EVERY  # everything once, what was charged before the kill too
 
 
+@pytest.mark.slow
 def test_an_interrupt_with_two_jobs_stops_cleanly_and_says_how_to_go_on(capsys):
     vary = ["--vary", "epsilon=2,4,8"]
     process = start(*LONG, *vary, "--jobs", "2")
