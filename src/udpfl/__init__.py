@@ -45,13 +45,16 @@ from udpfl.planning import Plan, PlanRow, plan
 
 if TYPE_CHECKING:
     from udpfl.algorithms import Algorithm, ClientMessage
+    from udpfl.comparison import Comparison, compare
     from udpfl.federation import Observer, Run, run
 
 _NEEDS_TORCH = {
     "Algorithm": "udpfl.algorithms",
     "ClientMessage": "udpfl.algorithms",
+    "Comparison": "udpfl.comparison",
     "Observer": "udpfl.federation",
     "Run": "udpfl.federation",
+    "compare": "udpfl.comparison",
     "run": "udpfl.federation",
 }
 
@@ -73,6 +76,7 @@ __all__ = [
     "Client",
     "ClientMessage",
     "ClientPlan",
+    "Comparison",
     "Composed",
     "Gaussian",
     "Infeasible",
@@ -103,6 +107,7 @@ __all__ = [
     "account",
     "calibrate",
     "choose",
+    "compare",
     "harmonize",
     "match",
     "plan",

@@ -11,6 +11,7 @@ import typer
 from udpfl import __version__
 from udpfl.cli.audit import audit
 from udpfl.cli.budget import budget
+from udpfl.cli.compare import compare
 from udpfl.cli.config import config
 from udpfl.cli.data import data
 from udpfl.cli.methods import methods
@@ -26,6 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(run)
+app.command()(compare)
 app.command()(plan)
 app.command()(report)
 app.command()(methods)

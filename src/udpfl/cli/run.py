@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -27,6 +26,7 @@ from rich.text import Text
 
 from udpfl.accounting.statement import shown
 from udpfl.cli.completion import assignments, one_of
+from udpfl.cli.progress import TimeLeft, running
 from udpfl.config import load
 from udpfl.errors import InvalidInput
 
@@ -132,15 +132,12 @@ class Live:
         self._figures = ""
 
     def __enter__(self) -> Live:
-        self._bar.start()
-        # Warnings go above the bar instead of through it.
-        self._handlers = logging.getLogger().handlers[:]
-        logging.getLogger().handlers[:] = [_Above(self._bar.console)]
+        self._shown = running(self._bar)
+        self._shown.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-        logging.getLogger().handlers[:] = self._handlers
+        self._shown.__exit__(None, None, None)
 
     def expect(self, rounds: int) -> None:
         """How many rounds there will be."""
@@ -168,7 +165,7 @@ def _columns(width: int) -> list[ProgressColumn]:
         columns.append(BarColumn(bar_width=24 if width >= 100 else 12))
     if width >= 100:
         columns += [_Rate(), TimeElapsedColumn()]
-    return [*columns, _Left(), TextColumn("{task.fields[figures]}")]
+    return [*columns, TimeLeft(), TextColumn("{task.fields[figures]}")]
 
 
 class _Rate(ProgressColumn):
@@ -177,28 +174,6 @@ class _Rate(ProgressColumn):
     def render(self, task: Task) -> Text:
         """The rate, once there is one."""
         return Text(f"{task.speed:.1f}/s" if task.speed else "")
-
-
-class _Left(ProgressColumn):
-    """Minutes and seconds to go."""
-
-    def render(self, task: Task) -> Text:
-        """The time, once a round tells how long rounds take."""
-        if task.finished:
-            return Text("done")
-        if task.time_remaining is None:
-            return Text("preparing" if not task.completed else "")
-        minutes, seconds = divmod(int(task.time_remaining), 60)
-        return Text(f"{minutes}:{seconds:02d} left")
-
-
-class _Above(logging.Handler):
-    def __init__(self, console: Console) -> None:
-        super().__init__(logging.WARNING)
-        self._console = console
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._console.print(f"note: {record.getMessage()}", highlight=False, style="yellow")
 
 
 def figures_of(row: dict[str, Any]) -> str:

@@ -66,12 +66,12 @@ def _unknown(key: str, value: Any) -> Iterator[tuple[str, str]]:
         for name, inner in value.items():
             yield from _unknown(f"{key}.{name}", inner)
         return
-    near = _nearest(key)
+    near = nearest(key)
     hint = f"did you mean {near}?" if near else "`udpfl config example` shows all keys"
     yield key, f"unknown key (value {value!r}); {hint}"
 
 
-def _nearest(key: str) -> str | None:
+def nearest(key: str) -> str | None:
     """The key that was probably meant: its last part decides, the section breaks ties."""
     leaf = key.rpartition(".")[2].replace("-", "_").lower()
     if leaf in SYNONYMS:

@@ -1,0 +1,151 @@
+"""`udpfl compare`: a grid of settings, every cell run with several seeds, in one table."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
+
+from udpfl.cli.completion import assignments
+from udpfl.cli.plan import check_plot
+from udpfl.cli.progress import TimeLeft, running
+from udpfl.config import load
+from udpfl.errors import InvalidInput
+
+
+def compare(
+    config: Annotated[
+        Path | None,
+        typer.Argument(help="TOML file; without one, the embedded default.", show_default=False),
+    ] = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE,VALUE",
+            help="A key and the values it takes in turn. May be repeated: every combination is "
+            "run. The last part of a key will do where only one key ends like it.",
+            autocompletion=assignments,
+        ),
+    ] = None,
+    seeds: Annotated[
+        str, typer.Option(help="A number of seeds, counted from 0, or the seeds: 3,5,8.")
+    ] = "3",
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change one key for all runs. May be repeated.",
+            autocompletion=assignments,
+        ),
+    ] = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder with data files; UDPFL_DATA_DIR does the same.", show_default=False
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for all runs; by default one under runs/ that the same command finds "
+            "again.",
+            show_default=False,
+        ),
+    ] = None,
+    jobs: Annotated[
+        int, typer.Option(help="Runs at a time, each in a process with its share of cores.")
+    ] = 1,
+    json_: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead of a table.")
+    ] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            help="Draw a line for each value of the first key over the values of the second "
+            "(png, svg or pdf).",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Run a grid of settings with several seeds each, and compare what comes of it.
+
+    The same command again goes on where it stopped, and a larger grid uses the runs that are
+    there. Exit code 1 when a run failed; the others are run all the same.
+
+    Examples:
+
+    udpfl compare --vary mechanism=gaussian,laplace --vary epsilon=2,4,8
+
+    udpfl compare my.toml --vary clip=0.5,1,2 --seeds 5 --plot clip.png
+
+    udpfl compare --vary 'epsilon=2,[2, 8]' --seeds 3,5,8 --jobs 2 --out grid
+    """
+    from udpfl.comparison import ComparisonInterrupted
+    from udpfl.comparison import compare as run_all
+    from udpfl.comparison.grid import read_seeds, read_vary
+    from udpfl.comparison.table import show
+
+    overrides = list(set_ or [])
+    if data_dir is not None:
+        overrides.append(f"data.dir={json.dumps(str(data_dir))}")
+    if plot is not None:
+        check_plot(plot)
+        if not vary:
+            raise InvalidInput("plot", "there is nothing to draw without --vary")
+    console = Console(stderr=True)
+    view = Live(console)
+    try:
+        with running(view.bar) if console.is_terminal else nullcontext():
+            result = run_all(
+                load(config, overrides=overrides),
+                vary=read_vary(vary or ()),
+                seeds=read_seeds(seeds),
+                out=out,
+                jobs=jobs,
+                tell=view.tell,
+            )
+    except ComparisonInterrupted as stopped:
+        typer.echo(f"interrupted: {stopped}; the same command goes on from there", err=True)
+        raise
+    if json_:
+        typer.echo(json.dumps(result.to_dict()))
+    else:
+        people = Console()
+        show(result, people)
+        people.print(
+            f"{result.trained} runs trained, {result.found} found in {escape(str(result.folder))}"
+            + (f"; page: {escape(str(result.report))}" if result.report.is_file() else ""),
+            highlight=False,
+            soft_wrap=True,
+        )
+    if plot is not None:
+        result.plot(plot)
+        typer.echo(f"wrote {plot}", err=True)
+    if not result.complete:
+        raise typer.Exit(1)
+
+
+class Live:
+    """A bar over all runs: how many are done, the time that is left, and what is under way."""
+
+    def __init__(self, console: Console) -> None:
+        columns: list[ProgressColumn] = [TextColumn("[bold]runs"), MofNCompleteColumn()]
+        if console.width >= 76:
+            columns.append(BarColumn(bar_width=24 if console.width >= 100 else 12))
+        columns += [TimeLeft(), TextColumn("{task.description}")]
+        # Runs begin with some seconds of planning: what counts is the rate over many minutes.
+        self.bar = Progress(*columns, console=console, speed_estimate_period=600)
+
+    def tell(self, done: float, total: int, now: str) -> None:
+        """Move the bar on."""
+        if not self.bar.tasks:
+            # What was there already says nothing about the time that the rest will take.
+            self.bar.add_task("", total=total, completed=int(done))
+        self.bar.update(self.bar.task_ids[0], completed=done, description=escape(now))

@@ -1,0 +1,124 @@
+"""A comparison as a picture: a line for each value of the first key over those of the second."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from udpfl.accounting.statement import Kind
+from udpfl.comparison.grid import said, short
+from udpfl.comparison.outcome import Comparison
+from udpfl.errors import InvalidInput, UdpflError
+from udpfl.report.charts import DASHES, NOMINAL
+
+_COLOURS = ("#1f5fbf", "#b5176a", "#0b7285", "#7a6200", "#7a3fb0", "#4b5563", "#c2410c", "#2b2f77")
+_MARKERS = "osDv^P*X"
+_WIDE = 10
+"""Numbers that span at least this factor get a logarithmic axis."""
+_Point = tuple[Any, float, float]
+"""Where along the axis, mean, standard deviation."""
+
+
+def comparison_figure(comparison: Comparison, path: Path) -> None:
+    """Means with error bars of one standard deviation; a line of nominal runs is dashed, one of
+    runs without privacy dotted, and the legend says so."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    if not comparison.keys:
+        raise InvalidInput("plot", "there is nothing to draw where no key is varied")
+    if len({row.metric for row in comparison if row.metric}) != 1:
+        raise InvalidInput("plot", f"there is no one figure to draw: {comparison.metric or 'none'}")
+    over = comparison.keys[min(1, len(comparison.keys) - 1)]
+    stops = _distinct(row.settings[over] for row in comparison)
+    places = _places(stops)
+    figure, axes = plt.subplots(figsize=(7.2, 4.6), layout="constrained")
+    lines = _lines(comparison, over)
+    names = _distinct(name for name, _ in lines)
+    for (name, kind), points in lines.items():
+        number = names.index(name)
+        axes.errorbar(
+            [places[stops.index(stop)] for stop, _, _ in points],
+            [mean for _, mean, _ in points],
+            yerr=[sd for _, _, sd in points],
+            color=_COLOURS[number % len(_COLOURS)],
+            marker=_MARKERS[number % len(_MARKERS)],
+            linestyle=DASHES[kind],
+            label=_label(name, kind),
+            capsize=4,
+            markersize=5,
+            linewidth=1.6,
+            elinewidth=1.1,
+        )
+    _axis(axes, stops, places)
+    nominal = over == "privacy.epsilon" and any(kind == "nominal" for _, kind in lines)
+    axes.set_xlabel(f"{over} (of dashed lines: nominal, not a guarantee)" if nominal else over)
+    name = comparison.metric
+    axes.set_ylabel(f"test {name if name == 'accuracy' else name.upper()}")
+    axes.set_title(_title(comparison), fontsize=10, loc="left")
+    axes.grid(color="0.92")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    first = ", ".join(short(key) for key in comparison.keys if key != over)
+    axes.legend(frameon=False, fontsize=9, title=first or None)
+    try:
+        figure.savefig(path, dpi=160)
+    except OSError as error:
+        raise UdpflError(f"cannot write {path}: {error.strerror}") from None
+    finally:
+        plt.close(figure)
+
+
+def _lines(comparison: Comparison, over: str) -> dict[tuple[str, Kind], list[_Point]]:
+    """The points by everything but the key along the axis; no line joins two kinds of privacy."""
+    lines: dict[tuple[str, Kind], list[_Point]] = {}
+    for row in comparison:
+        if row.mean is None or row.privacy is None or not math.isfinite(row.mean):
+            continue
+        name = ", ".join(said(value) for key, value in row.settings.items() if key != over)
+        point = (row.settings[over], row.mean, row.sd or 0.0)
+        lines.setdefault((name, row.privacy.kind), []).append(point)
+    return lines
+
+
+def _label(name: str, kind: Kind) -> str:
+    kinds: dict[Kind, str] = {"guarantee": "guarantee", "nominal": NOMINAL, "none": "not private"}
+    return f"{name} ({kinds[kind]})".strip().replace("$", r"\$")
+
+
+def _title(comparison: Comparison) -> str:
+    count = len(comparison.seeds)
+    spread = "" if count == 1 else ", bars: ± one standard deviation"
+    return f"{'one seed' if count == 1 else f'mean of {count} seeds'}{spread}"
+
+
+def _distinct(values: Any) -> list[Any]:
+    found: list[Any] = []
+    for value in values:
+        if value not in found:
+            found.append(value)
+    return found
+
+
+def _numeric(stops: Sequence[Any]) -> bool:
+    return len(stops) > 1 and all(
+        isinstance(stop, int | float) and not isinstance(stop, bool) for stop in stops
+    )
+
+
+def _places(stops: Sequence[Any]) -> list[float]:
+    """Numbers where they are, anything else side by side."""
+    return list(stops) if _numeric(stops) else [float(i) for i in range(len(stops))]
+
+
+def _axis(axes: Any, stops: Sequence[Any], places: Sequence[float]) -> None:
+    from matplotlib.ticker import NullLocator
+
+    if _numeric(stops) and min(stops) > 0 and max(stops) / min(stops) >= _WIDE:
+        axes.set_xscale("log")
+        axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticks(list(places), [said(stop).replace("$", r"\$") for stop in stops])

@@ -1,0 +1,197 @@
+"""What a comparison comes to: for every cell the mean and the spread over its seeds.
+
+The spread is the sample standard deviation (n - 1 in the denominator) and the range. Every figure
+comes with the privacy statement that holds for each run of its cell by itself; nothing is said of
+all runs together, in each of which the same records pay.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from udpfl.accounting.statement import PrivacyStatement, largest
+from udpfl.errors import InvalidInput
+
+_FOREMOST = ("rmse", "accuracy")
+
+
+@dataclass(frozen=True)
+class SeedRun:
+    """One run of a cell: its final figure and its privacy, or why there is none."""
+
+    seed: int
+    folder: Path | None
+    metric: str | None = None
+    value: float | None = None
+    privacy: PrivacyStatement | None = None
+    seconds: float | None = None
+    failed: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "seed": self.seed,
+            "run": None if self.folder is None else str(self.folder),
+            "value": _plain(self.value),
+            "privacy": self.privacy and self.privacy.to_dict(),
+            "seconds": self.seconds,
+            "failed": self.failed,
+        }
+
+
+@dataclass(frozen=True)
+class Row:
+    """One cell of the grid."""
+
+    settings: Mapping[str, Any]
+    runs: tuple[SeedRun, ...]
+
+    @property
+    def done(self) -> list[SeedRun]:
+        """The runs that came to their end."""
+        return [run for run in self.runs if run.failed is None]
+
+    @property
+    def failed(self) -> dict[int, str]:
+        """Why the others did not, by seed."""
+        return {run.seed: run.failed for run in self.runs if run.failed is not None}
+
+    @property
+    def metric(self) -> str | None:
+        """Which figure the values are: accuracy, or RMSE for regression."""
+        return next((run.metric for run in self.done), None)
+
+    @property
+    def values(self) -> list[float]:
+        """The final figures, in the order of the seeds."""
+        return [run.value for run in self.done if run.value is not None]
+
+    @property
+    def mean(self) -> float | None:
+        """Over the seeds that came to their end."""
+        return statistics.fmean(self.values) if self.values else None
+
+    @property
+    def sd(self) -> float | None:
+        """Sample standard deviation; None for a single seed and where a model diverged."""
+        known = len(self.values) > 1 and all(map(math.isfinite, self.values))
+        return statistics.stdev(self.values) if known else None
+
+    @property
+    def privacy(self) -> PrivacyStatement | None:
+        """What holds for each of the runs by itself: the largest spending among them."""
+        statements = [run.privacy for run in self.done if run.privacy is not None]
+        return largest(statements) if statements else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        privacy = self.privacy
+        return {
+            "settings": dict(self.settings),
+            "metric": self.metric,
+            "mean": _plain(self.mean),
+            "sd": self.sd,
+            "min": _plain(min(self.values, default=None)),
+            "max": _plain(max(self.values, default=None)),
+            "seeds": [run.seed for run in self.done],
+            "privacy": privacy and privacy.to_dict(),
+            "statement": None if privacy is None else str(privacy),
+            "failed": {str(seed): why for seed, why in self.failed.items()},
+            "runs": [run.to_dict() for run in self.runs],
+        }
+
+
+@dataclass(frozen=True)
+class Comparison(Sequence[Row]):
+    """All rows, in the order of the grid."""
+
+    rows: tuple[Row, ...]
+    keys: tuple[str, ...]
+    """The varied keys, in full."""
+    seeds: tuple[int, ...]
+    folder: Path
+    trained: int = 0
+    """Runs that were trained by this call, some of them perhaps from a checkpoint on."""
+    found: int = 0
+    """Runs that were there already."""
+
+    @property
+    def metric(self) -> str:
+        """Which figure is compared; both names where some cells are of another task."""
+        return " or ".join(dict.fromkeys(row.metric for row in self.rows if row.metric))
+
+    @property
+    def complete(self) -> bool:
+        """Whether every run of every cell came to its end."""
+        return not any(row.failed for row in self.rows)
+
+    @property
+    def report(self) -> Path:
+        """The page with all runs, if any came to its end."""
+        return self.folder / "compare.html"
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.rows[index]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def table(self, width: int = 120) -> str:
+        """The rows as text, with what is to be known of their privacy."""
+        from rich.console import Console
+
+        from udpfl.comparison.table import show
+
+        text = StringIO()
+        show(self, Console(file=text, width=width, color_system=None))
+        return text.getvalue()
+
+    def plot(self, path: str | Path) -> None:
+        """Draw the rows: a line for each value of the first key over those of the second."""
+        from udpfl.comparison.figure import comparison_figure
+
+        comparison_figure(self, Path(path))
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `udpfl compare --json` prints."""
+        return {
+            "metric": self.metric,
+            "keys": list(self.keys),
+            "seeds": list(self.seeds),
+            "rows": [row.to_dict() for row in self.rows],
+            "folder": str(self.folder),
+            "trained": self.trained,
+            "found": self.found,
+            "complete": self.complete,
+        }
+
+
+def read_outcome(seed: int, folder: Path) -> SeedRun:
+    """What a finished run folder says. A run that ended early is no basis for a mean."""
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        privacy = PrivacyStatement.from_dict(summary["privacy"])
+        metric = next(name for name in _FOREMOST if summary.get(name) is not None)
+        value, seconds = float(summary[metric]), float(summary["seconds"])
+    except StopIteration:
+        return SeedRun(seed, folder, failed=str(summary.get("stopped") or "nothing was evaluated"))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidInput("out", f"cannot read {folder / 'summary.json'}: {error}") from None
+    if summary.get("stopped"):
+        return SeedRun(seed, folder, privacy=privacy, failed=str(summary["stopped"]))
+    return SeedRun(seed, folder, metric, value, privacy, seconds)
+
+
+def _plain(value: float | None) -> float | str | None:
+    """A number that JSON knows; a model that diverged has "inf" or "nan"."""
+    return value if value is None or math.isfinite(value) else str(value)

@@ -1,0 +1,588 @@
+"""`udpfl compare`: the grid, the table, and what happens to runs that are stopped or fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import udpfl
+from udpfl.cli import main
+from udpfl.comparison import running
+from udpfl.comparison.grid import grid_of, key_of, read_seeds, read_vary
+from udpfl.config import load
+from udpfl.errors import InvalidInput
+from udpfl.harmonizer.ledger import Ledger
+
+ROOT = Path(__file__).parent.parent
+PATIENCE = 60.0
+BASE = {
+    "threads": 1,
+    "data": {"name": "tests.test_compare:records", "clients": 2},
+    "model": {"name": "logistic"},
+    "privacy": {"mechanism": "gaussian", "accountant": "rdp"},
+    "training": {"rounds": 2, "learning_rate": 0.5},
+}
+TOML = """
+threads = 1
+[data]
+name = "tests.test_compare:records"
+clients = 2
+[model]
+name = "logistic"
+[privacy]
+mechanism = "gaussian"
+accountant = "rdp"
+[training]
+rounds = 2
+learning_rate = 0.5
+"""
+
+
+def records(**_):
+    rng = np.random.default_rng(3)
+    labels = np.arange(120) % 3
+    inputs = rng.normal(size=(120, 4)) + 1.5 * np.eye(4)[labels]
+    return inputs.astype(np.float32), labels
+
+
+def command(capsys, *arguments: object) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stop:
+        main([str(argument) for argument in arguments])
+    out, err = capsys.readouterr()
+    return int(stop.value.code or 0), out, err
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    (tmp_path / "base.toml").write_text(TOML)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def accuracies(folder: Path) -> dict[str, float]:
+    """The final figures as the run folders say them, by their names."""
+    return {
+        path.parent.name: json.loads(path.read_text())["accuracy"]
+        for path in folder.glob("*/summary.json")
+    }
+
+
+def charges(run: Path) -> list[tuple[str, int]]:
+    with Ledger(run / "ledger.sqlite", read_only=True) as ledger:
+        assert ledger.verify() == []
+        return sorted((entry.client, entry.round) for entry in ledger.history())
+
+
+# The grid
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("mechanism", "privacy.mechanism"),
+        ("epsilon", "privacy.epsilon"),
+        ("algorithm", "training.algorithm"),
+        ("clip", "privacy.clip"),
+        ("rounds", "training.rounds"),
+        ("learning_rate", "training.learning_rate"),
+        ("training.rounds", "training.rounds"),
+        ("model", "model.name"),
+        ("data", "data.name"),
+        ("model.options.activation", "model.options.activation"),
+    ],
+)
+def test_short_names(name, key):
+    assert key_of(name) == key
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("epsilonn", "did you mean privacy.epsilon?"),
+        ("privacy.epsilonn", "did you mean privacy.epsilon?"),
+        ("training.epsilon", "did you mean privacy.epsilon?"),
+        ("lr", "did you mean training.learning_rate?"),
+        ("name", "data.name or model.name"),
+        ("options", "write out which"),
+        ("seed", "--seeds"),
+        ("out", "cannot be varied"),
+        ("ledger", "its own ledger"),
+        ("privacy", "privacy.mechanism"),
+        ("xyzzy", "udpfl config example"),
+        ("model.options.", "there is no key"),
+    ],
+)
+def test_names_that_cannot_be_varied(name, words):
+    with pytest.raises(InvalidInput, match=re.escape(words)) as refused:
+        key_of(name)
+    assert refused.value.parameter == "vary"
+
+
+def test_values_are_read_as_in_set():
+    assert read_vary(["epsilon=2,[2, 8], 4.5", "mechanism=gaussian,'my,own'"]) == {
+        "privacy.epsilon": [2, [2, 8], 4.5],
+        "privacy.mechanism": ["gaussian", "my,own"],
+    }
+    assert read_vary(["model.options={a = 1, b = 2},{}"]) == {
+        "model.options": [{"a": 1, "b": 2}, {}]
+    }
+    for wrong in ("epsilon", "epsilon=", "=2", "epsilon=2,,4", "epsilon=2,"):
+        with pytest.raises(InvalidInput, match="must look like"):
+            read_vary([wrong])
+    with pytest.raises(InvalidInput, match="twice"):
+        read_vary(["epsilon=2", "privacy.epsilon=4"])
+
+
+def test_seeds_are_a_number_or_a_list():
+    assert read_seeds("3") == 3
+    assert read_seeds("3,5,8") == [3, 5, 8]
+    assert read_seeds("5,") == [5]
+    for wrong in ("", "a", "1,,2", "-1", "1.5", "²"):
+        with pytest.raises(InvalidInput, match="must look like 3 or 3,5,8"):
+            read_seeds(wrong)
+    assert grid_of(load(), {}, 3).seeds == (0, 1, 2)
+    assert grid_of(load(), {}, [4, 1, 4]).seeds == (4, 1)
+    for wrong in (0, [], [-1], [True], ["0"]):
+        with pytest.raises(InvalidInput, match=r"^seeds"):
+            grid_of(load(), {}, wrong)
+
+
+def test_the_grid_is_every_combination_over_the_base():
+    base = load({"training": {"rounds": 7}, "model": {"options": {"width": 5}}})
+    vary = {
+        "mechanism": ["gaussian", "laplace"],
+        "epsilon": [2, 4, 8],
+        "model.options.bias": [True],
+    }
+    grid = grid_of(base, vary, 2)
+    assert grid.keys == ("privacy.mechanism", "privacy.epsilon", "model.options.bias")
+    expected = list(product(["gaussian", "laplace"], [2, 4, 8]))
+    found = [(c.config.privacy.mechanism, c.config.privacy.epsilon) for c in grid.cells]
+    assert found == expected
+    for cell, (mechanism, epsilon) in zip(grid.cells, expected, strict=True):
+        # The same through the other door: what `udpfl run --set` would make of it.
+        sets = [f"privacy.mechanism={mechanism}", f"privacy.epsilon={epsilon}"]
+        sets += ["model.options.bias=true", "seed=9"]
+        assert cell.seeded(9) == load(base, overrides=sets)
+        assert cell.config.model.options == {"width": 5, "bias": True}
+    assert base.model.options == {"width": 5}
+
+
+def test_a_value_that_fits_nowhere_is_bad_input_and_a_bad_combination_is_a_cell():
+    with pytest.raises(InvalidInput, match=r"privacy\.epsilon: must be .* got 'much'"):
+        grid_of(load(), {"epsilon": [2, "much"]}, 1)
+    grid = grid_of(load(), {"data.clients": [2, 8], "clients_per_round": [2, 4]}, 1)
+    refused = {tuple(c.settings.values()): c.refused for c in grid.cells if c.refused}
+    assert refused.keys() == {(2, 4)}
+    assert refused[2, 4].parameter == "training.clients_per_round"
+    with pytest.raises(InvalidInput, match=r"set privacy\.mechanism to turn it on"):
+        grid_of(load({"privacy": "none"}), {"epsilon": [2]}, 1)
+    on = grid_of(load({"privacy": "none"}), {"epsilon": [2], "mechanism": ["laplace"]}, 1)
+    assert on.cells[0].config.privacy.epsilon == 2
+    for wrong in ({"epsilon": []}, {"epsilon": "2,4"}, {"epsilon": 2}, {"nothing": [1]}):
+        with pytest.raises(InvalidInput, match=r"^vary"):
+            grid_of(load(), wrong, 1)
+    with pytest.raises(InvalidInput, match="twice"):
+        grid_of(load(), {"epsilon": [2], "privacy.epsilon": [4]}, 1)
+
+
+# The outcome
+
+
+def test_the_table_says_what_the_run_folders_say(capsys, tmp_path):
+    vary = ["--vary", "mechanism=gaussian,laplace", "--vary", "epsilon=2,50"]
+    arguments = ["compare", "base.toml", *vary, "--seeds", "3", "--out", "grid"]
+    code, out, err = command(capsys, *arguments, "--json", "--plot", "grid.svg")
+    assert (code, err) == (0, "wrote grid.svg\n")
+    found = json.loads(out)
+    assert found["metric"] == "accuracy"
+    assert found["keys"] == ["privacy.mechanism", "privacy.epsilon"]
+    assert (found["trained"], found["found"], found["complete"]) == (12, 0, True)
+    expected = accuracies(tmp_path / "grid")
+    assert len(expected) == 12
+    assert len(list((tmp_path / "grid").glob("*/ledger.sqlite"))) == 12
+    code, table, _ = command(capsys, *arguments)
+    assert code == 0
+    assert "12 found in grid" in table
+    assert (tmp_path / "grid" / "compare.html").read_text().count("laplace") > 2
+    lines = [line.split() for line in table.splitlines() if "guarantee " in f"{line} "]
+    cells = product(["gaussian", "laplace"], [2, 50])
+    for row, line, (mechanism, epsilon) in zip(found["rows"], lines, cells, strict=False):
+        assert row["settings"] == {"privacy.mechanism": mechanism, "privacy.epsilon": epsilon}
+        names = [f"mechanism={mechanism},epsilon={epsilon},seed={seed}" for seed in range(3)]
+        values = [expected[name] for name in names]
+        mean, sd = statistics.mean(values), statistics.stdev(values)
+        assert row["mean"] == pytest.approx(mean)
+        assert row["sd"] == pytest.approx(sd)
+        assert (row["min"], row["max"]) == (min(values), max(values))
+        assert [run["value"] for run in row["runs"]] == values
+        assert [Path(run["run"]).name for run in row["runs"]] == names
+        said = [f"{mean:.4f}", "±", f"{sd:.4f}", f"{min(values):.4f}..{max(values):.4f}"]
+        assert line[:6] == [mechanism, str(epsilon), *said]
+        assert line[-1] == "guarantee"
+        assert row["privacy"]["kind"] == "guarantee"
+        spent = [json.loads((tmp_path / "grid" / n / "summary.json").read_text()) for n in names]
+        most = max(run["privacy"]["epsilon"] for run in spent)
+        assert row["privacy"]["epsilon"] == most <= epsilon
+    picture = (tmp_path / "grid.svg").read_text()
+    assert picture.startswith("<?xml")
+
+
+def test_what_is_nominal_or_not_private_never_looks_like_a_guarantee(tmp_path):
+    base = {**BASE, "privacy": {"accountant": "rdp", "delta": 1e-4}}
+    vary = {"mechanism": ["laplace", "none"], "accounting": ["vector", "scalar"]}
+    result = udpfl.compare(base, vary=vary, seeds=1, out="grid")
+    kinds = [row.privacy.kind for row in result]
+    assert kinds == ["guarantee", "nominal", "none", "none"]
+    # Without privacy the accounting does not matter: one run stands for both cells.
+    assert result.trained == 3
+    assert result[2].runs == result[3].runs
+    table = result.table().splitlines()
+    (head,) = [line for line in table if "min..max" in line]
+    columns = {name: head.index(name) for name in ("ε ", "nominal ε", "privacy")}
+    rows = table[table.index(head) + 2 :][:4]
+    for row, line in zip(result, rows, strict=True):
+        proved = line[columns["ε "] : columns["nominal ε"]].strip()
+        nominal = line[columns["nominal ε"] : columns["privacy"]].strip()
+        label = line[columns["privacy"] :].strip()
+        if row.privacy.kind == "guarantee":
+            assert (nominal, label) == ("", "guarantee")
+            assert float(proved) == pytest.approx(row.privacy.epsilon, rel=1e-3)
+        elif row.privacy.kind == "nominal":
+            assert label == "nominal: not a guarantee"
+            assert float(nominal) <= 8 < float(proved)
+        else:
+            assert (proved, nominal, label) == ("no bound", "", "not private")
+    text = " ".join(" ".join(table).split())
+    assert "ε is guaranteed at δ = 0.0001 for one record added or removed" in text
+    assert "a record pays again in every run" in text
+    assert "not a privacy guarantee" in text
+    result.plot(tmp_path / "kinds.png")
+    assert (tmp_path / "kinds.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_narrow_table_is_not_cut_off():
+    result = udpfl.compare(BASE, vary={"epsilon": [2, 4], "clip": [0.5, 1.5]}, seeds=2, out="grid")
+    for width in (40, 60, 200):
+        text = result.table(width)
+        assert "…" not in text
+        for row in result:
+            assert f"{row.mean:.4f} ± {row.sd:.4f}" in text
+            assert f"{min(row.values):.4f}..{max(row.values):.4f}" in text
+        assert text.count("guarantee\n") + len(re.findall(r"guarantee +\n", text)) >= 4
+
+
+def test_no_key_at_all_is_one_cell(capsys):
+    result = udpfl.compare(BASE, seeds=[4, 7], out="grid")
+    assert len(result) == 1
+    assert {path.name for path in Path("grid").iterdir()} >= {"seed=4", "seed=7"}
+    assert result[0].mean == pytest.approx(sum(accuracies(Path("grid")).values()) / 2)
+    with pytest.raises(InvalidInput, match="nothing to draw"):
+        result.plot("x.png")
+    code, _, err = command(capsys, "compare", "base.toml", "--plot", "x.png")
+    assert code == 2
+    assert "--vary" in err
+
+
+def test_a_cell_that_fails_says_why_and_does_not_stop_the_others(capsys):
+    vary = ["--vary", "mechanism=gaussian,laplace", "--set", "privacy.delta=0.0"]
+    options = ["--set", "privacy.accountant=best", "--seeds", "2", "--out", "grid"]
+    code, out, err = command(capsys, "compare", "base.toml", *vary, *options)
+    assert (code, err) == (1, "")
+    assert re.search(r"gaussian +– +0 of 2 +failed \(1\)", out)
+    assert re.search(r"laplace +0\.\d+ ± 0\.\d+ +\S+ +2 of 2 +\S+ +guarantee", out)
+    assert "failed (1): gaussian noise has no pure-DP guarantee" in out
+    code, out, _ = command(capsys, "compare", "base.toml", *vary, *options, "--json")
+    assert code == 1
+    found = json.loads(out)
+    assert (found["found"], found["trained"], found["complete"]) == (2, 0, False)
+    assert found["rows"][0]["failed"].keys() == {"0", "1"}
+    assert found["rows"][0]["mean"] is None
+    assert found["rows"][1]["failed"] == {}
+
+
+def test_a_bug_in_one_cell_does_not_stop_the_others(monkeypatch):
+    train = running.train
+
+    def flawed(config, **kwargs):
+        if config.privacy.clip == 2:
+            raise RuntimeError("out of memory")
+        return train(config, **kwargs)
+
+    monkeypatch.setattr(running, "train", flawed)
+    result = udpfl.compare(BASE, vary={"clip": [2, 1]}, seeds=1, out="grid")
+    assert result[0].failed == {0: "RuntimeError: out of memory"}
+    assert result[1].failed == {}
+    assert not result.complete
+    monkeypatch.setattr(running, "train", train)
+    again = udpfl.compare(BASE, vary={"clip": [2, 1]}, seeds=1, out="grid")
+    assert (again.trained, again.found, again.complete) == (1, 1, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--vary", "epsilonn=2"], ["--vary", "did you mean privacy.epsilon?"]),
+        (["--vary", "epsilon=2,much"], ["privacy.epsilon", "'much'"]),
+        (["--vary", "epsilon=2", "--seeds", "few"], ["--seeds", "few"]),
+        (["--vary", "epsilon=2", "--set", "privacy.ledger=a.sqlite"], ["privacy.ledger", "own"]),
+        (["--vary", "epsilon=2", "--plot", "x.txt"], ["--plot", "x.txt"]),
+        (["--vary", "epsilon=2", "--out", "base.toml"], ["out: ", "base.toml"]),
+        (["--vary", "epsilon=2", "--jobs", "0"], ["--jobs", "got 0"]),
+        (["--set", "training.round=2"], ["did you mean training.rounds?"]),
+    ],
+)
+def test_bad_input_begins_nothing(capsys, tmp_path, arguments, words):
+    code, out, err = command(capsys, "compare", "base.toml", *arguments)
+    assert (code, out) == (2, "")
+    for word in words:
+        assert word in err
+    assert [path.name for path in tmp_path.iterdir()] == ["base.toml"]
+
+
+# Again
+
+
+def times(folder: Path) -> dict[str, int]:
+    return {path.parent.name: path.stat().st_mtime_ns for path in folder.glob("*/summary.json")}
+
+
+def test_finished_runs_are_read_and_a_larger_grid_uses_them(tmp_path):
+    vary = {"epsilon": [2, 4]}
+    first = udpfl.compare(BASE, vary=vary, seeds=2, out="grid")
+    before = times(tmp_path / "grid")
+    again = udpfl.compare(BASE, vary=vary, seeds=2, out="grid")
+    assert (first.trained, first.found, again.trained, again.found) == (4, 0, 0, 4)
+    assert again.rows == first.rows
+    # More values, other seeds, and a key that was fixed so far: gaussian, as it happens.
+    more = {"mechanism": ["laplace", "gaussian"], "epsilon": [4, 8]}
+    larger = udpfl.compare(BASE, vary=more, seeds=[1, 2], out="grid")
+    assert (larger.trained, larger.found) == (7, 1)
+    kept = {run.folder.name for row in larger for run in row.runs} & before.keys()
+    assert kept == {"epsilon=4,seed=1"}
+    after = times(tmp_path / "grid")
+    assert {name: after[name] for name in before} == before
+    assert len(after) == 11
+    # And back: the first grid has not been forgotten. Where it is computed does not matter.
+    back = udpfl.compare({**BASE, "threads": 2}, vary=vary, seeds=2, out="grid")
+    assert (back.trained, back.rows) == (0, first.rows)
+    laplace = {**BASE, "privacy": {**BASE["privacy"], "mechanism": "laplace"}}
+    other = udpfl.compare(laplace, vary={"epsilon": [8]}, seeds=[2], out="grid")
+    assert (other.trained, other.found) == (0, 1)
+
+
+def test_without_out_the_same_command_finds_its_folder(capsys):
+    vary = ["--vary", "epsilon=2", "--json"]
+    code, out, _ = command(capsys, "compare", "base.toml", *vary, "--seeds", "1")
+    assert code == 0
+    first = json.loads(out)
+    assert first["folder"].startswith("runs/compare-tests.test_compare-records-fedavg-")
+    code, out, _ = command(capsys, "compare", "base.toml", *vary, "--seeds", "2")
+    assert (json.loads(out)["folder"], json.loads(out)["found"]) == (first["folder"], 1)
+    rounds = ["--set", "training.rounds=1"]
+    code, out, _ = command(capsys, "compare", "base.toml", *vary, "--seeds", "1", *rounds)
+    assert code == 0
+    assert json.loads(out)["folder"] != first["folder"]
+
+
+def test_another_base_is_refused_with_what_differs(capsys, tmp_path):
+    arguments = ["compare", "base.toml", "--seeds", "1", "--out", "grid"]
+    assert command(capsys, *arguments, "--vary", "epsilon=2")[0] == 0
+    before = (tmp_path / "grid" / "comparison.json").read_text()
+    sets = ["--set", "training.rounds=3", "--set", "data.by=x", "--set", "data.partition=column"]
+    code, out, err = command(capsys, *arguments, "--vary", "epsilon=2", *sets)
+    assert (code, out) == (2, "")
+    assert "out: 'grid' holds a comparison of other settings" in err
+    assert "training.rounds is 2 there and 3 here" in err
+    assert "data.by is not set there and x here" in err
+    assert "privacy.epsilon" not in err
+    assert (tmp_path / "grid" / "comparison.json").read_text() == before
+    off = ["--set", "privacy=none", "--vary", "rounds=2"]
+    assert (
+        "privacy.mechanism is gaussian there and none here" in command(capsys, *arguments, *off)[2]
+    )
+    # A key that was varied here once may be anything.
+    code, *_ = command(capsys, *arguments, "--vary", "clip=1", "--set", "privacy.epsilon=3")
+    assert code == 0
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "text.md").write_text("years of work")
+    code, _, err = command(capsys, "compare", "base.toml", "--out", "thesis")
+    assert code == 2
+    assert "'thesis' exists and holds no comparison" in err
+    assert [path.name for path in (tmp_path / "thesis").iterdir()] == ["text.md"]
+
+
+# Stopped
+
+
+def start(*arguments: object, log: str = "err.txt") -> subprocess.Popen[bytes]:
+    code = f"from udpfl.cli import main; main({[str(a) for a in ('compare', *arguments)]})"
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+    with Path(log).open("wb") as err:
+        return subprocess.Popen(
+            [sys.executable, "-c", code], env=environment, stdout=err, stderr=err
+        )
+
+
+def until(condition, process) -> None:
+    give_up = time.monotonic() + PATIENCE
+    while not condition():
+        assert process.poll() is None, Path("err.txt").read_text()
+        assert time.monotonic() < give_up, "nothing happens"
+        time.sleep(0.01)
+
+
+def rounds(run: Path) -> int:
+    path = run / "metrics.jsonl"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+ROUNDS = 80
+LONG = [
+    "base.toml", "--seeds", "1", "--out", "grid",
+    "--set", f"training.rounds={ROUNDS}", "--set", f"training.evaluate_every={ROUNDS}",
+]  # fmt: skip
+EVERY = sorted((f"client-{c}", r) for c in range(2) for r in range(1, ROUNDS + 1))
+
+
+def test_a_killed_comparison_goes_on_where_it_stopped(capsys):
+    vary = ["--vary", "epsilon=2,4,8"]
+    first, second, third = (Path("grid") / f"epsilon={e},seed=0" for e in (2, 4, 8))
+    process = start(*LONG, *vary)
+    until(lambda: rounds(second) >= 5, process)
+    process.kill()
+    process.wait()
+    assert (first / "summary.json").is_file()
+    assert not (second / "summary.json").exists()
+    assert not third.exists()
+    before, identity = times(Path("grid")), (second / "run.json").read_text()
+    charged = charges(second)
+    assert 10 <= len(charged) < len(EVERY)
+    code, out, err = command(capsys, "compare", *LONG, *vary, "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert (found["trained"], found["found"], found["complete"]) == (2, 1, True)
+    assert times(Path("grid"))[first.name] == before[first.name]
+    assert (second / "run.json").read_text() == identity  # the same run, not a new one
+    for run in (first, second, third):
+        assert charges(run) == EVERY  # everything once, what was charged before the kill too
+
+
+@pytest.mark.slow
+def test_an_interrupt_with_two_jobs_stops_cleanly_and_says_how_to_go_on(capsys):
+    vary = ["--vary", "epsilon=2,4,8"]
+    process = start(*LONG, *vary, "--jobs", "2")
+    under_way = [Path("grid") / f"epsilon={e},seed=0" for e in (2, 4)]
+    until(lambda: all(rounds(run) >= 2 for run in under_way), process)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(PATIENCE) == 130
+    said = Path("err.txt").read_text()
+    assert "finishing the rounds under way" in said
+    assert "interrupted: 0 of 3 runs are done in grid; the same command goes on" in said
+    assert "Traceback" not in said
+    for run in under_way:  # nobody works there any more, and what was charged was used
+        done = rounds(run)
+        assert charges(run) == sorted(
+            (f"client-{c}", r) for c in range(2) for r in range(1, done + 1)
+        )
+        assert (run / "checkpoints" / f"round-{done:06d}.safetensors").is_file()
+    code, out, _ = command(capsys, "compare", *LONG, *vary, "--json")
+    assert code == 0
+    assert json.loads(out)["complete"]
+    for run in under_way:
+        assert charges(run) == EVERY
+
+
+def test_an_interrupt_of_a_single_job(monkeypatch, capsys):
+    train, calls = running.train, []
+
+    def interrupted(*arguments, **kwargs):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return train(*arguments, **kwargs)
+
+    monkeypatch.setattr(running, "train", interrupted)
+    arguments = ["compare", "base.toml", "--vary", "epsilon=2,4", "--seeds", "1", "--out", "grid"]
+    code, out, err = command(capsys, *arguments)
+    assert (code, out) == (130, "")
+    assert err == "interrupted: 1 of 2 runs are done in grid; the same command goes on from there\n"
+    code, out, _ = command(capsys, *arguments, "--json")
+    assert code == 0
+    assert (json.loads(out)["found"], json.loads(out)["trained"]) == (1, 1)
+
+
+def test_two_jobs_give_the_same_cells_as_one_and_as_single_runs():
+    """Seeded noise, so that the same run is the same to the last digit."""
+    seeded = {**BASE, "privacy": {"randomness": "seeded", "mechanism": "gaussian"}}
+    vary = {"epsilon": [1, 20], "delta": [1e-5, 0.0]}
+    one = udpfl.compare(seeded, vary=vary, seeds=2, out="one")
+    heard = []
+    two = udpfl.compare(
+        seeded, vary=vary, seeds=2, out="two", jobs=2, tell=lambda *said: heard.append(said)
+    )
+    assert [row.values for row in one] == [row.values for row in two]
+    assert [row.privacy for row in one] == [row.privacy for row in two]
+    for row in two:
+        if row.settings["privacy.delta"] == 0:
+            assert row.failed.keys() == {0, 1}
+            assert "no pure-DP guarantee" in row.failed[0]
+            continue
+        for run in row.runs:
+            own = {**seeded, "privacy": {**seeded["privacy"], "epsilon": run_epsilon(row)}}
+            assert udpfl.run(own, seed=run.seed).accuracy == run.value
+    done, totals, _ = zip(*heard, strict=True)
+    assert set(totals) == {8}
+    assert list(done) == sorted(done)
+    assert (done[0], done[-1]) == (0, 8)
+    with pytest.raises(InvalidInput, match=r"^jobs"):
+        udpfl.compare(seeded, vary=vary, out="three", jobs=0)
+
+
+def run_epsilon(row) -> float:
+    return row.settings["privacy.epsilon"]
+
+
+def test_a_second_comparison_in_the_same_folder_waits_for_nobody(tmp_path):
+    from udpfl.federation.folder import RunFolder
+
+    udpfl.compare(BASE, vary={"epsilon": [2]}, seeds=1, out="grid")
+    with (
+        RunFolder(tmp_path / "grid").locked(),
+        pytest.raises(InvalidInput, match=r"^out: another process is working"),
+    ):
+        udpfl.compare(BASE, vary={"epsilon": [2]}, seeds=1, out="grid")
+
+
+def test_regression_is_compared_by_its_rmse(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = ["a,b,y", *(f"{a:.3f},{b:.3f},{a - b:.3f}" for a, b in rng.normal(size=(80, 2)))]
+    (tmp_path / "table.csv").write_text("\n".join(rows) + "\n")
+    data = {
+        "name": "table",
+        "clients": 2,
+        "task": "regression",
+        "options": {"path": "table.csv", "target": "y"},
+    }
+    result = udpfl.compare({**BASE, "data": data}, vary={"epsilon": [2, 8]}, seeds=2, out="grid")
+    assert result.metric == "rmse"
+    for row in result:
+        folders = [run.folder for run in row.runs]
+        values = [json.loads((f / "summary.json").read_text())["rmse"] for f in folders]
+        assert row.mean == pytest.approx(statistics.mean(values))
