@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from udpfl.algorithms.message import ClientMessage, Tensors
+from udpfl.algorithms.public import PublicData
 from udpfl.engine import Correct
+from udpfl.errors import Unsupported
 
 
 class LocalTraining(Protocol):
@@ -67,9 +69,23 @@ class Algorithm(ABC):
     trainings: ClassVar[int] = 1
     """How often `client_step` trains in a round. Noise is planned for that many; what is charged is
     what really happened."""
+    needs_public: ClassVar[bool] = False
+    """Whether the server half learns from public records; a run without any is then refused."""
+    _public: PublicData | None = None
 
     def __init__(self, server: ServerStep) -> None:
         self.server = server
+
+    def prepare(self, public: PublicData) -> None:
+        """Called once before training, with the public split and the public seed."""
+        self._public = public
+
+    @property
+    def public(self) -> PublicData:
+        """What `prepare` brought, for the server half."""
+        if self._public is None:
+            raise Unsupported(f"{self.name}: the server was not prepared with public data")
+        return self._public
 
     @abstractmethod
     def init(self, parameters: Tensor) -> Tensors:
