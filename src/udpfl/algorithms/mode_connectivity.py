@@ -53,9 +53,9 @@ class ModeConnectivity(Algorithm):
         *,
         curve: Kind = "bezier",
         point: Point = "best",
-        steps: int = 20,
+        steps: int = 10,
         learning_rate: float = 0.05,
-        batch: int = 64,
+        batch: int = 32,
         points: int = 5,
     ) -> None:
         super().__init__(server)
