@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from udpfl import __version__
+from udpfl.cli.analyze import analyze
 from udpfl.cli.audit import audit
 from udpfl.cli.budget import budget
 from udpfl.cli.config import config
@@ -27,6 +28,7 @@ app = typer.Typer(
 app.command()(run)
 app.command()(plan)
 app.command()(report)
+app.add_typer(analyze, name="analyze")
 app.add_typer(audit, name="audit")
 app.add_typer(budget, name="budget")
 app.add_typer(config, name="config")
