@@ -32,6 +32,8 @@ from udpfl.plugins import look_here_too
 
 _FEWEST = 20
 """Records on either side, below which nothing can be said."""
+_KEPT = 5
+"""One of so many records of the search tells when to stop it."""
 
 
 @dataclass(frozen=True)
@@ -160,8 +162,10 @@ def connect(
     start, end = (_vector(model, run.network).to(device) for run in (a, b))
     training, measuring, words = _records(a, b)
     x, y = _on(a.network, training, device)
-    landscape = RecordLoss(model, x, y, search.batch)
-    found = find_curve(kind, start, end, landscape, np.random.default_rng(seed), search)
+    rng = np.random.default_rng(seed)
+    order = torch.from_numpy(rng.permutation(len(x))).to(device)
+    landscape = RecordLoss(model, x[order], y[order], search.batch, len(x) // _KEPT)
+    found = find_curve(kind, start, end, landscape, rng, search)
     x, y = _on(a.network, measuring, device)
 
     def measured(curve: Curve) -> Walk:

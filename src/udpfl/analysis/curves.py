@@ -71,15 +71,16 @@ class Search:
     """How a bend is looked for: SGD with momentum 0.9, one p and one batch for each step.
 
     The learning rate stays for half of the steps and then falls in a line to a hundredth, as
-    Garipov et al. do. Converged means: over the last `every` steps the mean loss at eleven evenly
-    spaced points, on all records, fell by less than `tolerance` of itself.
+    Garipov et al. do. After each `every` steps the mean loss at eleven evenly spaced points is
+    checked. Converged means: two checks in a row did not bring the least one so far down by more
+    than `tolerance` of itself. The bend of the least check is kept, the midpoint among them.
     """
 
     steps: int = 1000
     """At most so many."""
-    learning_rate: float = 0.05
+    learning_rate: float = 0.01
     batch: int = 128
-    every: int = 100
+    every: int = 50
     tolerance: float = 1e-3
 
     def __post_init__(self) -> None:
@@ -111,23 +112,28 @@ class Landscape(Protocol):
 
 @dataclass(frozen=True)
 class RecordLoss:
-    """The mean loss of a model over records that are no client's: nothing here is private."""
+    """The mean loss of a model over records that are no client's: nothing here is private.
+
+    The first `kept` records are only for `loss`, the others only for `slope`: a bend has as many
+    weights as the model and soon knows a few hundred records by heart. With 0 all are for both.
+    """
 
     model: LaneModel
     inputs: Tensor
     targets: Tensor
     batch: int
+    kept: int = 0
 
     def loss(self, parameters: Tensor) -> float:
-        total = 0.0
-        for first in range(0, len(self.inputs), _BATCH):
-            rows = slice(first, first + _BATCH)
+        total, count = 0.0, self.kept or len(self.inputs)
+        for first in range(0, count, _BATCH):
+            rows = slice(first, min(first + _BATCH, count))
             outputs = self.model.outputs(parameters, self.inputs[rows])
             total += float(self.model.losses(outputs, self.targets[rows]).sum().double())
-        return total / len(self.inputs)
+        return total / count
 
     def slope(self, parameters: Tensor, rng: np.random.Generator) -> tuple[float, Tensor]:
-        rows = torch.from_numpy(rng.integers(len(self.inputs), size=self.batch))
+        rows = torch.from_numpy(rng.integers(self.kept, len(self.inputs), size=self.batch))
         rows = rows.to(self.inputs.device)
         loss, gradient = self.model.public_gradient(
             parameters, self.inputs[rows], self.targets[rows]
@@ -141,6 +147,7 @@ class Found:
 
     curve: Curve
     steps: int
+    """How many were taken; the bend may be that of an earlier check."""
     converged: bool
     losses: tuple[float, ...]
     """Of every step, at its own p and on its own batch."""
@@ -163,18 +170,14 @@ def find_curve(
     if kind not in get_args(Kind):
         raise InvalidInput("curve", f"must be one of {', '.join(get_args(Kind))}, got {kind!r}")
     search = search or Search()
-    bend = (start + end) / 2
+    bend = best = (start + end) / 2
     velocity = torch.zeros_like(bend)
     losses: list[float] = []
     checks: list[float] = []
     checked = search.steps >= search.every  # a shorter search has nothing to compare
-
-    def mean_loss() -> float:
-        curve = Curve(kind, start, bend, end)
-        return sum(loss for _, loss in along(curve, landscape.loss, _CHECKED)) / _CHECKED
-
+    converged = False
     if checked:
-        checks.append(mean_loss())
+        checks.append(_mean_loss(Curve(kind, start, bend, end), landscape))
     for step in range(search.steps):
         a, b, c = shares(kind, float(rng.random()))
         loss, slope = landscape.slope(a * start + b * bend + c * end, rng)
@@ -184,18 +187,23 @@ def find_curve(
         velocity = _MOMENTUM * velocity + b * slope
         bend = bend - search.rate(step) * velocity
         if checked and (step + 1) % search.every == 0:
-            checks.append(mean_loss())
-            if checks[-2] - checks[-1] < search.tolerance * abs(checks[-2]):
-                return _found(kind, start, bend, end, True, losses, checks)
-    return _found(kind, start, bend, end, False, losses, checks)
-
-
-def _found(
-    kind: Kind, start: Tensor, bend: Tensor, end: Tensor, converged: bool,
-    losses: list[float], checks: list[float],
-) -> Found:  # fmt: skip
-    curve = Curve(kind, start, bend, end)
+            checks.append(_mean_loss(Curve(kind, start, bend, end), landscape))
+            if checks[-1] == min(checks):
+                best = bend
+            if len(checks) > 2 and not _still_falling(checks, search.tolerance):
+                converged = True
+                break
+    curve = Curve(kind, start, best if checked else bend, end)
     return Found(curve, len(losses), converged, tuple(losses), tuple(checks))
+
+
+def _still_falling(checks: Sequence[float], tolerance: float) -> bool:
+    least = min(checks[:-2])
+    return min(checks[-2:]) < least - tolerance * abs(least)
+
+
+def _mean_loss(curve: Curve, landscape: Landscape) -> float:
+    return sum(loss for _, loss in along(curve, landscape.loss, _CHECKED)) / _CHECKED
 
 
 def along(curve: Curve, measure: Callable[[Tensor], T], points: int) -> list[tuple[float, T]]:

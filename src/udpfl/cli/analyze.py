@@ -41,7 +41,7 @@ def curve(
         Literal["bezier", "chain"], typer.Option(help="Quadratic Bezier, or two straight pieces.")
     ] = "bezier",
     steps: Annotated[int, typer.Option(help="Steps of the search, at most.")] = 1000,
-    learning_rate: Annotated[float, typer.Option(help="Learning rate of the search.")] = 0.05,
+    learning_rate: Annotated[float, typer.Option(help="Learning rate of the search.")] = 0.01,
     batch: Annotated[int, typer.Option(help="Records of a step of the search.")] = 128,
     points: Annotated[int, typer.Option(help="Points at which to measure.")] = 21,
     at: Annotated[
