@@ -32,7 +32,7 @@ from udpfl.plugins import look_here_too
 
 _FEWEST = 20
 """Records on either side, below which nothing can be said."""
-_KEPT = 5
+_KEPT = 3
 """One of so many records of the search tells when to stop it."""
 
 

@@ -51,14 +51,16 @@ def convergence_figure(found: Study, path: Path) -> None:
             left.plot(steps, level.bound, ":", color=_COLOURS[number])
         left.axhline(found.target, color="0.5", linewidth=1)
         left.annotate(
-            "target", (1, found.target), xycoords=("axes fraction", "data"), ha="right", va="top",
+            "target", (0.01, found.target), xycoords=("axes fraction", "data"), va="top",
             color="0.4", fontsize=9,
         )  # fmt: skip
         left.set_xscale("symlog", linthresh=10)
+        left.set_xlim(left=0)
         left.set_yscale("log")
         left.set_xlabel("local steps")
         left.set_ylabel("E |w − w*|²: measured (line), bound (dotted)")
         _plain(left)
+        left.legend(frameon=False, fontsize=9, loc="lower left")
         variances = [level.constants.noise for level in found.levels]
         right.plot(variances, found.measured, "o-", color=_COLOURS[0], label="measured")
         right.plot(variances, found.bounds, "s:", color=_COLOURS[1], label="bound")
@@ -92,12 +94,17 @@ def error_figure(found: Mapping[str, Sequence[ErrorRow]], path: Path) -> None:
         axes = figure.subplots()
         for name, rows in found.items():
             colour = _NOISE.get(name, _COLOURS[3])
+            # Laplace and Staircase noise often coincide: the wider one shows behind the other.
+            width = 5.0 if name == "laplace" else 1.5
             at = [row.releases for row in rows]
-            axes.plot(at, [r.summed for r in rows], "--", color=colour, label=f"{name}: summed")
-            axes.plot(at, [r.summed_sampled for r in rows], "s", color=colour, markersize=4)
-            words = f"{name}: of the model"
-            axes.plot(at, [r.accumulated for r in rows], "-", color=colour, label=words)
-            axes.plot(at, [r.accumulated_sampled for r in rows], "o", color=colour, markersize=4)
+            lines = (("summed", "--", "s"), ("accumulated", "-", "o"))
+            for (figure_, dash, mark), words in zip(lines, ("summed", "of the model"), strict=True):
+                axes.plot(
+                    at, [getattr(row, figure_) for row in rows], dash, color=colour,
+                    linewidth=width, label=f"{name}: {words}",
+                )  # fmt: skip
+                sampled = [getattr(row, f"{figure_}_sampled") for row in rows]
+                axes.plot(at, sampled, mark, color=colour, markersize=width + 2.5)
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_xlabel("releases T")
