@@ -123,9 +123,9 @@ class Measured:
         return int((d[1:] > allowed + slack).sum())
 
     def steps_to(self, target: float) -> int | None:
-        """The first step at which the measured distance is at the target."""
-        reached = np.flatnonzero(self.distances <= target)
-        return int(reached[0]) if len(reached) else None
+        """The step from which on the measured distance stays at or below the target."""
+        last = int(np.flatnonzero(np.append(True, self.distances > target))[-1])
+        return last if last < len(self.distances) else None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; a hundred steps at most."""
