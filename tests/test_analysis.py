@@ -196,6 +196,16 @@ def test_one_client_without_sampling_is_a_chain_that_can_be_written_down():
     assert found.constants.drift == pytest.approx(0.75)  # noise alone
 
 
+@pytest.mark.parametrize(("decay", "ratio"), [(0.1, 2.0), (1.0, 2.09), (4.0, 3.84), (8.0, 19.5)])
+def test_the_papers_variance_is_a_squared_mean(decay, ratio):
+    """It prints e^l/(e^l - 1)^2, which is (E|X|)^2 of one coordinate at the best split."""
+    noise = Staircase(decay, 1.0, 1 / (1 + math.exp(decay / 2)))
+    printed = math.exp(decay) / (math.exp(decay) - 1) ** 2
+    assert noise.mean_abs**2 == pytest.approx(printed)
+    drawn = noise.sample(2_000_000, np.random.default_rng(0))
+    assert drawn.var() / printed == pytest.approx(ratio, rel=0.02)
+
+
 def test_b_by_hand():
     """p = (1/4, 3/4), E = 3: 1/16 (1 + 10) + 9/16 (2 + 10) + 6 * 2 * 0.5 + 8 * 4 * (5 + 10)."""
     found = Constants(2.0, 0.5, 0.5, (1.0, 2.0), 5.0, 10.0, (0.25, 0.75), 3)

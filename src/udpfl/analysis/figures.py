@@ -95,16 +95,16 @@ def error_figure(found: Mapping[str, Sequence[ErrorRow]], path: Path) -> None:
         for name, rows in found.items():
             colour = _NOISE.get(name, _COLOURS[3])
             # Laplace and Staircase noise often coincide: the wider one shows behind the other.
-            width = 5.0 if name == "laplace" else 1.5
+            width, alpha = (5.0, 0.45) if name == "laplace" else (1.5, 1.0)
             at = [row.releases for row in rows]
             lines = (("summed", "--", "s"), ("accumulated", "-", "o"))
             for (figure_, dash, mark), words in zip(lines, ("summed", "of the model"), strict=True):
                 axes.plot(
                     at, [getattr(row, figure_) for row in rows], dash, color=colour,
-                    linewidth=width, label=f"{name}: {words}",
+                    alpha=alpha, linewidth=width, label=f"{name}: {words}",
                 )  # fmt: skip
                 sampled = [getattr(row, f"{figure_}_sampled") for row in rows]
-                axes.plot(at, sampled, mark, color=colour, markersize=width + 2.5)
+                axes.plot(at, sampled, mark, color=colour, alpha=alpha, markersize=width + 2.5)
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_xlabel("releases T")
