@@ -83,6 +83,10 @@ def networks(curves: Sequence[NetworkCurve]) -> None:
         )  # fmt: skip
     Console().print(table)
     typer.echo(f"rounds: to a test loss of {target:.4f}, the best that all of them reached")
+    typer.echo(
+        "these runs were thrown away and charged to nobody, and the first is not private: for "
+        "public data only"
+    )
 
 
 def errors(planned: Plan, found: Mapping[str, Sequence[ErrorRow]], accounting: Accounting) -> None:
