@@ -52,17 +52,37 @@ METHODS: dict[str, dict[str, Any]] = {
     f"fedavg, {STEPS} steps": {"local_steps": STEPS},
     f"fedprox, {STEPS} steps": {"local_steps": STEPS, "options": {"mu": 0.1}},
     f"scaffold, {STEPS} steps": {"local_steps": STEPS},
+    "bezier": {"local_steps": 1},
+    "fedavg, 5 % public": {"local_steps": 1},
+    "mode-connectivity, 5 % public": {"local_steps": 1},
+    "dp-fedavg, 100 clients": {
+        "local_steps": STEPS,
+        "learning_rate": 0.5,
+        "server_momentum": 0.5,
+        "options": {"participation": 0.5},
+    },
 }
+OTHERWISE: dict[str, dict[str, Any]] = {
+    "fedavg, 5 % public": {"data": {"public": 0.05}},
+    "mode-connectivity, 5 % public": {"data": {"public": 0.05}},
+    # Whole clients are hidden: a crowd of them is needed, and delta below one over their number.
+    "dp-fedavg, 100 clients": {
+        "data": {"clients": 100},
+        "privacy": {"unit": "client", "delta": 1e-3},
+    },
+}
+"""What other sections of the configuration a method needs."""
 
 
 def settings(method: str, data: str) -> dict[str, Any]:
     """What a cell changes in the configuration of its data; never the number of releases."""
     name, changes = DATA[data]
     planned = load(ROOT / "configs" / name).training
-    own = METHODS[method]
+    own, more = METHODS[method], OTHERWISE.get(method, {})
     releases = planned.rounds * planned.local_steps
     return {
-        **changes,
+        **more,
+        **{name: {**section, **more.get(name, {})} for name, section in changes.items()},
         "training": {
             **own,
             "algorithm": method.partition(",")[0],

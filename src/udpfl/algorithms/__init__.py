@@ -10,6 +10,7 @@ from udpfl.algorithms.base import (
     stacked,
     weighted_mean,
 )
+from udpfl.algorithms.bezier import Bezier
 from udpfl.algorithms.dp_fedavg import DpFedAvg
 from udpfl.algorithms.fedavg import FedAvg
 from udpfl.algorithms.fedmed import FedMed
@@ -18,6 +19,8 @@ from udpfl.algorithms.fedprox import FedProx
 from udpfl.algorithms.fedsgd import FedSGD
 from udpfl.algorithms.median import Median
 from udpfl.algorithms.message import ClientMessage, Tensors
+from udpfl.algorithms.mode_connectivity import ModeConnectivity
+from udpfl.algorithms.public import PublicData
 from udpfl.algorithms.scaffold import Scaffold
 from udpfl.algorithms.trimmed_mean import TrimmedMean
 
@@ -33,16 +36,21 @@ BUILT_IN: dict[str, type[Algorithm]] = {
     "median": Median,
     "trimmed-mean": TrimmedMean,
     "fedmed": FedMed,
+    "mode-connectivity": ModeConnectivity,
+    "bezier": Bezier,
     "dp-fedavg": DpFedAvg,
 }
 
 __all__ = [
     "BUILT_IN",
     "Algorithm",
+    "Bezier",
     "ClientMessage",
     "DpFedAvg",
     "FedAvg",
     "LocalTraining",
+    "ModeConnectivity",
+    "PublicData",
     "ServerStep",
     "Tensors",
     "Terms",

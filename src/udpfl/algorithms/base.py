@@ -17,7 +17,9 @@ from torch import Tensor
 
 from udpfl.accounting.events import Unit
 from udpfl.algorithms.message import ClientMessage, Tensors
+from udpfl.algorithms.public import PublicData
 from udpfl.engine import Correct
+from udpfl.errors import Unsupported
 
 
 class LocalTraining(Protocol):
@@ -99,6 +101,9 @@ class Algorithm(ABC):
     """What is promised about a message. The default holds for every method, because records are
     reached through `LocalTraining` only."""
     terms: Terms
+    needs_public: ClassVar[bool] = False
+    """Whether the server half learns from public records; a run without any is then refused."""
+    _public: PublicData | None = None
 
     def __init__(self, server: ServerStep) -> None:
         self.server = server
@@ -107,6 +112,17 @@ class Algorithm(ABC):
         """Note the terms of the run; called once, before anything is planned. A method that cannot
         keep to them raises."""
         self.terms = terms
+
+    def prepare(self, public: PublicData) -> None:
+        """Called once before training, with the public split and the public seed."""
+        self._public = public
+
+    @property
+    def public(self) -> PublicData:
+        """What `prepare` brought, for the server half."""
+        if self._public is None:
+            raise Unsupported(f"{self.name}: the server was not prepared with public data")
+        return self._public
 
     def init(self, parameters: Tensor) -> Tensors:
         """Server state for initial parameters [d]; its entry "model" is the global model."""

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from udpfl import __version__
+from udpfl.cli.analyze import analyze
 from udpfl.cli.audit import audit
 from udpfl.cli.budget import budget
 from udpfl.cli.compare import compare
@@ -31,6 +32,7 @@ app.command()(compare)
 app.command()(plan)
 app.command()(report)
 app.command()(methods)
+app.add_typer(analyze, name="analyze")
 app.add_typer(audit, name="audit")
 app.add_typer(budget, name="budget")
 app.add_typer(config, name="config")

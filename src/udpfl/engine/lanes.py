@@ -154,6 +154,20 @@ class LaneModel:
         """One loss per sample."""
         return self._loss(outputs, targets)
 
+    def public_gradient(
+        self, parameters: Tensor, inputs: Tensor, targets: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Mean loss of one vector [d] over a batch, and its gradient [d], in evaluation mode.
+
+        Neither clipped nor noised: for records that are public, never for a client's.
+        """
+        weights = parameters.detach().clone().requires_grad_()
+        with torch.enable_grad(), evaluating(self._plain):
+            outputs = functional_call(self._plain, self.layout.named(weights), (inputs,))
+            loss = self._loss(outputs, targets).mean()
+            (gradient,) = torch.autograd.grad(loss, weights)
+        return loss.detach(), gradient
+
     def gradients(
         self, parameters: Tensor, inputs: Tensor, targets: Tensor, real: Tensor
     ) -> Gradients:

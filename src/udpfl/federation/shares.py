@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from udpfl.algorithms import Algorithm
 from udpfl.config import Config, load
 from udpfl.data import DataSet, partition, sizes_are_public, split
 from udpfl.data.records import Indices
@@ -47,6 +48,16 @@ def divided(config: Config, data: DataSet) -> tuple[list[Indices], Indices]:
     return [kept[part] for part in parts], public
 
 
+def require_public(method: Algorithm, public: Indices) -> None:
+    """Refuse a method that learns from public records where none were set aside."""
+    if method.needs_public and not len(public):
+        raise InvalidInput(
+            "data.public",
+            f"{method.name} learns from public records and none are set aside: give a fraction or "
+            "a count, such as 0.05",
+        )
+
+
 def client_names(config: Config, data: DataSet, parts: Sequence[Indices]) -> list[str]:
     """The value of the column that made the client, where there is one; else client-0, client-1."""
     if config.data.by is not None and data.owners is None:
@@ -80,14 +91,18 @@ def declared_sizes(config: Config, data: DataSet, parts: Sequence[Indices]) -> l
     return [mean] * len(parts)
 
 
-def assumptions(config: Config, data: DataSet, given: object) -> tuple[str, ...]:
+def assumptions(
+    config: Config, data: DataSet, given: object, method: Algorithm, public: Indices
+) -> tuple[str, ...]:
     """What was read off the records and is used as if everyone knew it.
 
-    Nothing for the built-in benchmarks, whose sizes and labels are in every textbook.
+    Little for the built-in benchmarks, whose sizes and labels are in every textbook.
     """
-    if config.data.name in ("mnist", "mnist5k"):
-        return ()
     found = []
+    if method.needs_public:
+        found.append(f"the {len(public)} public records (data.public) are not protected")
+    if config.data.name in ("mnist", "mnist5k"):
+        return tuple(found)
     if config.data.declared_sizes in ("auto", "partition"):
         found.append("assumes that the sizes of the clients' data are public (data.declared_sizes)")
     loaded = given is None and config.data.name != "table"  # a loader states its classes

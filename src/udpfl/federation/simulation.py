@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from udpfl._version import __version__
 from udpfl.accounting.statement import largest
+from udpfl.algorithms import PublicData
 from udpfl.config import Config, PrivacyConfig, dump, load
 from udpfl.data import DataSet
 from udpfl.data.records import Indices
@@ -38,7 +39,7 @@ from udpfl.federation.parts import (
     prepared,
 )
 from udpfl.federation.rounds import Federation, listed
-from udpfl.federation.shares import assumptions, divided, fitted
+from udpfl.federation.shares import assumptions, divided, fitted, require_public
 from udpfl.federation.trusted import ASSUMPTION, TrustedServer, check_trust
 from udpfl.harmonizer.ledger import Ledger
 from udpfl.plugins import look_here_too
@@ -100,6 +101,7 @@ def run(
 
     algorithm = algorithm_of(settings)
     check_trust(settings, algorithm)
+    require_public(algorithm, public)
     network = network_of(settings, model, dataset)
     lane_model = LaneModel(network, loss or loss_of(dataset.task)).to(device)
     start = lane_model.initial().to(device)
@@ -108,6 +110,8 @@ def run(
     test_inputs = prepared(network, dataset.test.inputs, device)
     test_targets = torch.from_numpy(dataset.test.targets).to(device)
     per_sample = lane_model.check(start, test_inputs[:3], test_targets[:3])
+    rows = torch.from_numpy(public).to(device)
+    algorithm.prepare(PublicData(lane_model, inputs[rows], targets[rows], settings.seed))
 
     schedule = selection(settings)
     _advise(settings)
@@ -171,7 +175,7 @@ def run(
             else None,
             assumptions=(
                 *((ASSUMPTION,) if algorithm.trusts_server else ()),
-                *assumptions(settings, dataset, data),
+                *assumptions(settings, dataset, data, algorithm, public),
             ),
         )
         announce(observers, "on_start", settings, folder.path)

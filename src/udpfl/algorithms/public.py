@@ -1,0 +1,31 @@
+"""What a method's server half may learn from besides messages: records that are no client's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from udpfl.engine import LaneModel
+
+
+@dataclass(frozen=True)
+class PublicData:
+    """The public split (`data.public`), the model it is used with, and the public seed.
+
+    No client holds any of these records, and no guarantee covers them.
+    """
+
+    model: LaneModel
+    inputs: Tensor
+    """[n, ...]; n = 0 where nothing was set aside."""
+    targets: Tensor
+    seed: int
+
+    def rng(self, *key: int) -> np.random.Generator:
+        """Random numbers for one purpose of one round, the same however often one asks.
+
+        Keyed and not drawn in turn, so that a resumed run goes on as it would have.
+        """
+        return np.random.default_rng([*b"method", self.seed, *key])

@@ -1,0 +1,238 @@
+"""A curve between the models of two finished runs, beside the straight line between them.
+
+The curve is trained on records that no client of either run held: public records of the first run
+where it set some aside, else one half of its test records, and the other half measures. What a
+client of either run trained on is left out, record by record, however the two runs were dealt.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from udpfl.algorithms.message import tensors_from_bytes
+from udpfl.analysis.curves import Curve, Found, Kind, RecordLoss, Search, along, barrier, find_curve
+from udpfl.config import Config, load
+from udpfl.data import DataSet
+from udpfl.data.records import Indices, Records
+from udpfl.engine import LaneModel
+from udpfl.errors import InvalidInput
+from udpfl.federation.evaluation import Evaluation, evaluate
+from udpfl.federation.folder import RunFolder
+from udpfl.federation.parts import dataset_of, device_of, loss_of, network_of, prepared
+from udpfl.federation.shares import divided
+from udpfl.plugins import look_here_too
+
+_FEWEST = 20
+"""Records on either side, below which nothing can be said."""
+_KEPT = 3
+"""One of so many records of the search tells when to stop it."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished run: its data as it was dealt out, its network with the trained weights."""
+
+    path: Path
+    settings: Config
+    data: DataSet
+    held: Indices
+    """Training records of its clients."""
+    public: Indices
+    network: nn.Module
+    stamp: dict[str, Any]
+    """What the model file says of itself."""
+
+    @classmethod
+    def of(cls, path: Path) -> Trained:
+        """Read a run folder."""
+        try:
+            folder = RunFolder.open(path)
+        except InvalidInput as error:
+            raise InvalidInput("run", error.message) from None
+        if not folder.model.is_file():
+            raise InvalidInput("run", f"{str(path)!r} has no model: the run is not finished")
+        look_here_too()
+        settings = load(folder.config)
+        data = dataset_of(settings, None, None)
+        if data.owners is not None and len(data.owners) != settings.data.clients:
+            settings = load(settings, {"data": {"clients": len(data.owners)}})
+        parts, public = divided(settings, data)
+        network = network_of(settings, None, data)
+        tensors, stamp = tensors_from_bytes(folder.model.read_bytes())
+        try:
+            network.load_state_dict(tensors)
+        except RuntimeError as error:
+            raise InvalidInput("run", f"{folder.model} does not fit its model: {error}") from None
+        return cls(path, settings, data, np.concatenate(parts), public, network, stamp)
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Loss and accuracy at evenly spaced p, and the barrier."""
+
+    places: tuple[float, ...]
+    values: tuple[Evaluation, ...]
+
+    @property
+    def barrier(self) -> float:
+        """See `curves.barrier`."""
+        return barrier([value.loss for value in self.values])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        rows = zip(self.places, self.values, strict=True)
+        return {
+            "barrier": self.barrier,
+            "points": [{"p": p, **value.to_dict()} for p, value in rows],
+        }
+
+
+@dataclass(frozen=True)
+class Connection:
+    """What lies between two models: the straight line, and a trained curve."""
+
+    runs: tuple[str, str]
+    found: Found
+    line: Walk
+    curve: Walk
+    records: str
+    """Which records trained the curve, and which measured it."""
+    network: nn.Module
+    model: LaneModel
+    stamps: tuple[dict[str, Any], dict[str, Any]]
+
+    def at(self, p: float) -> dict[str, Tensor]:
+        """The model at p under its own parameter names, for saving."""
+        network = copy.deepcopy(self.network)
+        named = self.model.layout.named(self.found.curve.point(p).cpu())
+        with torch.no_grad():
+            for name, parameter in network.named_parameters():
+                if name in named:
+                    parameter.copy_(named[name])
+        return dict(network.state_dict())
+
+    def stamp(self, p: float) -> dict[str, Any]:
+        """What a saved model says of itself."""
+        return {
+            "statement": f"p = {p:g} on a curve between two models: costs what the two runs cost "
+            f"together. {self.records}",
+            "from": list(self.stamps),
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        found = self.found
+        return {
+            "runs": list(self.runs),
+            "kind": found.curve.kind,
+            "records": self.records,
+            "steps": found.steps,
+            "converged": found.converged,
+            "mean_loss": list(found.checks),
+            "line": self.line.to_dict(),
+            "curve": self.curve.to_dict(),
+        }
+
+
+def connect(
+    first: Path,
+    second: Path,
+    kind: Kind = "bezier",
+    *,
+    search: Search | None = None,
+    points: int = 21,
+    seed: int = 0,
+) -> Connection:
+    """Train a curve between the models of two runs and measure the way along it."""
+    if isinstance(points, bool) or not isinstance(points, int) or points < 3:
+        raise InvalidInput("points", f"must be a whole number from 3, got {points!r}")
+    search = search or Search()
+    a, b = Trained.of(first), Trained.of(second)
+    _require_alike(a.network, b.network)
+    device = device_of("auto")
+    model = LaneModel(a.network, loss_of(a.data.task)).to(device)
+    start, end = (_vector(model, run.network).to(device) for run in (a, b))
+    training, measuring, words = _records(a, b)
+    x, y = _on(a.network, training, device)
+    rng = np.random.default_rng(seed)
+    order = torch.from_numpy(rng.permutation(len(x))).to(device)
+    landscape = RecordLoss(model, x[order], y[order], search.batch, len(x) // _KEPT)
+    found = find_curve(kind, start, end, landscape, rng, search)
+    x, y = _on(a.network, measuring, device)
+
+    def measured(curve: Curve) -> Walk:
+        rows = along(curve, lambda w: evaluate(model, w, x, y, a.data.task), points)
+        places, values = zip(*rows, strict=True)
+        return Walk(places, values)
+
+    line = measured(Curve.straight(kind, start, end))
+    names, stamps = (str(a.path), str(b.path)), (a.stamp, b.stamp)
+    return Connection(
+        names, found, line, measured(found.curve), words, a.network, model, stamps
+    )  # fmt: skip
+
+
+def _require_alike(a: nn.Module, b: nn.Module) -> None:
+    shapes = [{n: tuple(t.shape) for n, t in net.state_dict().items()} for net in (a, b)]
+    if shapes[0] != shapes[1]:
+        raise InvalidInput("run", "the two runs trained different architectures: no curve between")
+    trained = {n for net in (a, b) for n, p in net.named_parameters() if p.requires_grad}
+    other = {n: t for n, t in a.state_dict().items() if n not in trained}
+    if any(not torch.equal(t, b.state_dict()[n]) for n, t in other.items()):
+        raise InvalidInput("run", "the two models differ in what is not trained: no curve between")
+
+
+def _vector(model: LaneModel, network: nn.Module) -> Tensor:
+    named = dict(network.named_parameters())
+    return model.layout.flat({n: named[n].detach() for n in model.layout.names}).clone()
+
+
+def _on(network: nn.Module, records: Records, device: torch.device) -> tuple[Tensor, Tensor]:
+    inputs = prepared(network, records.inputs, device)
+    return inputs, torch.from_numpy(records.targets).to(device)
+
+
+def _records(a: Trained, b: Trained) -> tuple[Records, Records, str]:
+    """Records to train the curve on, others to measure it on, and words for both."""
+    taken = _digests(a.data.train, a.held) | _digests(b.data.train, b.held)
+    public = _free(a.data.train, a.public, taken)
+    test = _free(a.data.test, np.arange(len(a.data.test)), taken)
+    name = a.settings.data.name
+    if len(public) >= _FEWEST and len(test) >= _FEWEST:
+        words = (
+            f"The curve was trained on {len(public)} public records of {name} and measured on "
+            f"{len(test)} test records."
+        )
+        return a.data.train.subset(public), a.data.test.subset(test), words
+    if len(test) < 2 * _FEWEST:
+        raise InvalidInput(
+            "run",
+            f"only {len(test)} test records of {str(a.path)!r} were no client's in either run: set "
+            "data.public, or let both runs have the same test records (the same seed)",
+        )
+    words = (
+        f"The curve was trained on {len(test[::2])} test records of {name} and measured on the "
+        f"{len(test[1::2])} others: the test set is not untouched any more."
+    )
+    return a.data.test.subset(test[::2]), a.data.test.subset(test[1::2]), words
+
+
+def _digest(records: Records, row: int) -> bytes:
+    content = records.inputs[row].tobytes() + records.targets[row].tobytes()
+    return blake2b(content, digest_size=16).digest()
+
+
+def _digests(records: Records, rows: Indices) -> set[bytes]:
+    return {_digest(records, int(row)) for row in rows}
+
+
+def _free(records: Records, rows: Indices, taken: set[bytes]) -> Indices:
+    return np.array([row for row in rows if _digest(records, int(row)) not in taken], dtype=int)

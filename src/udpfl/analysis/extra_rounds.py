@@ -1,0 +1,161 @@
+"""What noise costs in rounds: the same training with more and more of it.
+
+On the problems of `convex.py` the bound says that the steps to a given distance are a straight line
+in the variance of the noise; here that line stands beside what was measured. For a network there is
+no bound, and curves of real runs are all that is shown.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from udpfl.analysis.convergence import Measured, line_fit, measure
+from udpfl.analysis.convex import Convex
+from udpfl.errors import InvalidInput, Unsupported
+from udpfl.mechanisms import Mechanism
+
+if TYPE_CHECKING:
+    from udpfl.config import Config
+
+FACTORS = (0.0, 1.0, 2.0, 4.0, 8.0)
+"""Multiples of the variance at which a problem is trained."""
+
+
+@dataclass(frozen=True, eq=False)
+class Study:
+    """One problem, trained at several multiples of the noise variance."""
+
+    factors: tuple[float, ...]
+    levels: tuple[Measured, ...]
+    target: float
+    """The squared distance that is waited for: where the noisiest training ended."""
+
+    @property
+    def measured(self) -> list[int]:
+        """Steps to the target, by level."""
+        found = [level.steps_to(self.target) for level in self.levels]
+        return [len(self.levels[0].distances) - 1 if steps is None else steps for steps in found]
+
+    @property
+    def bounds(self) -> list[float]:
+        """Steps after which the closed form is at the target, by level."""
+        return [c.constants.steps_to(self.target, float(c.distances[0])) for c in self.levels]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        variances = [level.constants.noise for level in self.levels]
+        rows = zip(self.factors, variances, self.measured, self.bounds, self.levels, strict=True)
+        names = ("slope", "intercept", "r_squared")
+        return {
+            "target": self.target,
+            "levels": [
+                {"factor": f, "noise": v, "steps": s, "bound": b, **level.to_dict()}
+                for f, v, s, b, level in rows
+            ],
+            "measured_line": dict(zip(names, line_fit(variances, self.measured), strict=True)),
+            "bound_line": dict(zip(names, line_fit(variances, self.bounds), strict=True)),
+        }
+
+
+def study(
+    problem: Convex,
+    noise: Mechanism,
+    scale: float,
+    *,
+    factors: Sequence[float] = FACTORS,
+    **options: Any,
+) -> Study:
+    """Train at each multiple of the variance; `options` are those of `measure`."""
+    levels = [
+        measure(problem, noise=noise if f else None, scale=scale * math.sqrt(f), **options)
+        for f in factors
+    ]
+    target = max(float(level.distances[-1]) for level in levels)
+    return Study(tuple(factors), tuple(levels), target)
+
+
+@dataclass(frozen=True)
+class NetworkCurve:
+    """One real run: loss and accuracy by round."""
+
+    name: str
+    noise_std: float
+    """Of one client's mean gradient, per coordinate; the largest of any client."""
+    rounds: tuple[int, ...]
+    losses: tuple[float, ...]
+    accuracies: tuple[float | None, ...]
+
+    def rounds_to(self, loss: float) -> int | None:
+        """The first evaluated round with a test loss at or below this."""
+        rows = zip(self.rounds, self.losses, strict=True)
+        return next((round_ for round_, value in rows if value <= loss), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "name": self.name,
+            "noise_std": self.noise_std,
+            "rounds": list(self.rounds),
+            "losses": list(self.losses),
+            "accuracies": list(self.accuracies),
+        }
+
+
+def network_curves(config: Config, epsilons: Sequence[float]) -> list[NetworkCurve]:
+    """Train the configuration clipped without noise, then within each epsilon.
+
+    The runs are thrown away; a shared ledger is not charged. The first is not private, and the
+    test records have seen all of them.
+    """
+    from udpfl.config import PrivacyConfig, load
+
+    privacy = config.privacy
+    if not isinstance(privacy, PrivacyConfig):
+        raise Unsupported("privacy is turned off in this configuration: there is no noise to vary")
+    if privacy.ledger is not None:
+        raise InvalidInput(
+            "privacy.ledger", "these runs are for looking only and are not charged: take it out"
+        )
+    wanted: list[Any] = [float(e) for e in epsilons] or [privacy.epsilon]
+    curves = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number, epsilon in enumerate([None, *wanted]):
+            changed: dict[str, Any] = {"out": str(Path(folder) / str(number))}
+            if epsilon is not None:
+                changed["privacy"] = {"epsilon": epsilon}
+            curves.append(_curve(load(config, changed), epsilon))
+    return curves
+
+
+def _curve(settings: Config, epsilon: Any) -> NetworkCurve:
+    from udpfl.engine import Noiseless
+    from udpfl.federation import Participant, run
+    from udpfl.federation.clients import planned_protection
+    from udpfl.federation.folder import RunFolder
+
+    def quiet(people: Sequence[Participant]) -> Any:
+        return planned_protection(people)[0], Noiseless()
+
+    result = run(settings, protection=quiet if epsilon is None else None)
+    rows = [row for row in result.metrics if isinstance(row.get("loss"), float)]
+    people = [
+        Participant.from_dict(row)
+        for row in RunFolder.open(result.folder).read_json("participants.json")
+    ]
+    stds = [
+        person.release.mechanism.noise_std / (person.rate * person.declared_size)
+        for person in people
+        if person.release is not None and epsilon is not None
+    ]
+    return NetworkCurve(
+        "clipped, without noise" if epsilon is None else f"ε = {epsilon}",
+        max(stds, default=0.0),
+        tuple(int(row["round"]) for row in rows),
+        tuple(float(row["loss"]) for row in rows),
+        tuple(row["accuracy"] for row in rows),
+    )

@@ -1,0 +1,137 @@
+"""Pictures of the analyses, drawn with matplotlib and written to a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from udpfl.analysis.errors import ErrorRow
+from udpfl.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from udpfl.analysis.between_runs import Connection
+    from udpfl.analysis.extra_rounds import NetworkCurve, Study
+
+_COLOURS = ("#1f5fbf", "#d95f02", "#2a9d4a", "#8a3fa0", "#4b5563", "#b5176a", "#7a6200", "#0b7285")
+_NOISE = {"gaussian": "#1f77b4", "laplace": "#d95f02", "staircase": "#2a9d4a"}
+_DASHES = ("-", "--", "-.", ":")
+
+
+def curve_figure(found: Connection, path: Path) -> None:
+    """Loss, and accuracy where there is one, along the line and along the curve."""
+    kind, classes = found.found.curve.kind, found.line.values[0].accuracy is not None
+
+    def draw(figure: Any) -> None:
+        panels = figure.subplots(1, 1 + classes, squeeze=False)[0]
+        names = (("loss", "test loss (less is better)"), ("accuracy", "test accuracy"))
+        for axes, (name, label) in zip(panels, names, strict=False):
+            walks = ((found.line, "straight line", "--"), (found.curve, f"{kind}, trained", "-"))
+            for number, (walk, words, dash) in enumerate(walks):
+                values = [getattr(value, name) for value in walk.values]
+                words = f"{words} (barrier {walk.barrier:.3g})" if name == "loss" else words
+                axes.plot(walk.places, values, dash, color=_COLOURS[number], label=words)
+            axes.set_xlabel("p: 0 is the first run's model, 1 the second's")
+            axes.set_ylabel(label)
+            _plain(axes)
+            axes.set_ylim(bottom=0 if name == "loss" else None)
+
+    _drawn(path, (4.9 * (1 + classes), 4.2), draw)
+
+
+def convergence_figure(found: Study, path: Path) -> None:
+    """Distance and bound by step, and steps to the target against the variance of the noise."""
+
+    def draw(figure: Any) -> None:
+        left, right = figure.subplots(1, 2)
+        for number, (factor, level) in enumerate(zip(found.factors, found.levels, strict=True)):
+            steps = range(len(level.distances))
+            name = f"{factor:g} × variance" if factor else "no noise"
+            left.plot(steps, level.distances, "-", color=_COLOURS[number], label=name)
+            left.plot(steps, level.bound, ":", color=_COLOURS[number])
+        left.axhline(found.target, color="0.5", linewidth=1)
+        left.annotate(
+            "target", (0.01, found.target), xycoords=("axes fraction", "data"), va="top",
+            color="0.4", fontsize=9,
+        )  # fmt: skip
+        left.set_xscale("symlog", linthresh=10)
+        left.set_xlim(left=0)
+        left.set_yscale("log")
+        left.set_xlabel("local steps")
+        left.set_ylabel("E |w − w*|²: measured (line), bound (dotted)")
+        _plain(left)
+        left.legend(frameon=False, fontsize=9, loc="lower left")
+        variances = [level.constants.noise for level in found.levels]
+        right.plot(variances, found.measured, "o-", color=_COLOURS[0], label="measured")
+        right.plot(variances, found.bounds, "s:", color=_COLOURS[1], label="bound")
+        right.set_xlabel("variance of the noise, all coordinates")
+        right.set_ylabel("local steps to the target")
+        _plain(right)
+        right.set_ylim(bottom=0)
+
+    _drawn(path, (9.8, 4.4), draw)
+
+
+def network_figure(curves: Sequence[NetworkCurve], path: Path) -> None:
+    """Test loss by round of every run. There is no bound to draw."""
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        for number, curve in enumerate(curves):
+            colour, dash = _COLOURS[number % len(_COLOURS)], _DASHES[number % len(_DASHES)]
+            axes.plot(curve.rounds, curve.losses, dash, color=colour, label=curve.name)
+        axes.set_xlabel("round")
+        axes.set_ylabel("test loss, measured (no bound holds)")
+        _plain(axes)
+
+    _drawn(path, (6.4, 4.2), draw)
+
+
+def error_figure(found: Mapping[str, Sequence[ErrorRow]], path: Path) -> None:
+    """Both errors against the number of releases: lines are formulas, marks are samples."""
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        for name, rows in found.items():
+            colour = _NOISE.get(name, _COLOURS[3])
+            # Laplace and Staircase noise often coincide: the wider one shows behind the other.
+            width, alpha = (5.0, 0.45) if name == "laplace" else (1.5, 1.0)
+            at = [row.releases for row in rows]
+            lines = (("summed", "--", "s"), ("accumulated", "-", "o"))
+            for (figure_, dash, mark), words in zip(lines, ("summed", "of the model"), strict=True):
+                axes.plot(
+                    at, [getattr(row, figure_) for row in rows], dash, color=colour,
+                    alpha=alpha, linewidth=width, label=f"{name}: {words}",
+                )  # fmt: skip
+                sampled = [getattr(row, f"{figure_}_sampled") for row in rows]
+                axes.plot(at, sampled, mark, color=colour, alpha=alpha, markersize=width + 2.5)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlabel("releases T")
+        axes.set_ylabel("ℓ₁ error: formula (line), sample (mark)")
+        _plain(axes)
+
+    _drawn(path, (6.8, 4.6), draw)
+
+
+def _plain(axes: Any) -> None:
+    axes.grid(color="0.92")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=9)
+
+
+def _drawn(path: Path, size: tuple[float, float], draw: Callable[[Any], None]) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure = plt.figure(figsize=size, layout="constrained")
+    draw(figure)
+    try:
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise InvalidInput("plot", f"cannot write {path}: {error.strerror}") from None
+    finally:
+        plt.close(figure)

@@ -1,0 +1,260 @@
+"""`udpfl analyze`: curves between models, convergence beside its bound, errors of the noise."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+
+from udpfl.accounting import Accounting
+from udpfl.cli import analyze_tables as tables
+from udpfl.cli.plan import check_plot
+from udpfl.errors import InvalidInput
+from udpfl.planning import plan
+
+analyze = typer.Typer(
+    name="analyze", help="Curves between models, convergence beside its bound, errors of noise."
+)
+
+Name = Literal["gaussian", "laplace", "staircase"]
+Json = Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")]
+Plot = Annotated[Path | None, typer.Option(help="Draw it (png, svg or pdf).", show_default=False)]
+Seed = Annotated[int, typer.Option(min=0, help="Decides every random draw.")]
+Delta = Annotated[float, typer.Option(help="Budget: delta of all releases together.")]
+Rate = Annotated[float, typer.Option(help="Probability that a record takes part in a step.")]
+
+
+@analyze.callback(invoke_without_command=True)
+def _root(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@analyze.command()
+def curve(
+    run_a: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    run_b: Annotated[Path, typer.Argument(help="Another one, of the same architecture.")],
+    curve: Annotated[
+        Literal["bezier", "chain"], typer.Option(help="Quadratic Bezier, or two straight pieces.")
+    ] = "bezier",
+    steps: Annotated[int, typer.Option(help="Steps of the search, at most.")] = 1000,
+    learning_rate: Annotated[float, typer.Option(help="Learning rate of the search.")] = 0.01,
+    batch: Annotated[int, typer.Option(help="Records of a step of the search.")] = 128,
+    points: Annotated[int, typer.Option(help="Points at which to measure.")] = 21,
+    at: Annotated[
+        float | None,
+        typer.Option(help="Which point of the curve to save, from 0 to 1.", show_default=False),
+    ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(help="Safetensors file for the model at --at.", show_default=False),
+    ] = None,
+    seed: Seed = 0,
+    json_: Json = False,
+    plot: Plot = None,
+) -> None:
+    """Train a curve of low loss between the models of two runs, and measure the way along it.
+
+    The barrier is the most by which the loss rises above the line between the losses at the ends.
+    Only records that no client of either run held are used.
+
+    Examples:
+
+    udpfl analyze curve runs/first runs/second --plot curve.png
+
+    udpfl analyze curve runs/first runs/second --at 0.5 --save middle.safetensors
+    """
+    from udpfl.algorithms.message import tensors_to_bytes
+    from udpfl.analysis.between_runs import connect
+    from udpfl.analysis.curves import Search
+    from udpfl.analysis.figures import curve_figure
+
+    if (at is None) != (save is None):
+        raise InvalidInput("at" if at is None else "save", "--at and --save go together")
+    if at is not None and not 0 <= at <= 1:
+        raise InvalidInput("at", f"must lie between 0 and 1, got {at}")
+    if plot is not None:
+        check_plot(plot)
+    search = Search(steps, learning_rate, batch)
+    with Console(stderr=True).status("training the curve"):
+        found = connect(run_a, run_b, curve, search=search, points=points, seed=seed)
+    if json_:
+        typer.echo(json.dumps(found.to_dict(), indent=2))
+    else:
+        tables.curve(found)
+    if at is not None and save is not None:
+        try:
+            save.write_bytes(tensors_to_bytes(found.at(at), found.stamp(at)))
+        except OSError as error:
+            raise InvalidInput("save", f"cannot write {save}: {error.strerror}") from None
+        typer.echo(f"wrote {save}", err=True)
+    if plot is not None:
+        curve_figure(found, plot)
+        typer.echo(f"wrote {plot}", err=True)
+
+
+@analyze.command()
+def convergence(
+    context: typer.Context,
+    config: Annotated[
+        Path | None,
+        typer.Argument(help="Train this configuration's network in place of a built-in problem."),
+    ] = None,
+    problem: Annotated[
+        Literal["quadratic", "logistic"],
+        typer.Option(help="Least squares or logistic regression, both with an l2 penalty."),
+    ] = "quadratic",
+    mechanism: Annotated[Name, typer.Option(help="The noise.")] = "gaussian",
+    epsilon: Annotated[
+        list[float] | None,
+        typer.Option(
+            help="Budget that the noise is calibrated to, 8 if not set; with a configuration "
+            "several, each a run.",
+            show_default=False,
+        ),
+    ] = None,
+    delta: Delta = 1e-5,
+    rounds: Annotated[int, typer.Option(help="Rounds, each a mean over all clients.")] = 1000,
+    local_steps: Annotated[int, typer.Option(help="Steps of every client in a round.")] = 1,
+    clients: Annotated[int, typer.Option(help="Number of clients.")] = 5,
+    records: Annotated[int, typer.Option(help="Records of each client.")] = 100,
+    dimension: Annotated[int, typer.Option(help="Number of parameters.")] = 10,
+    sampling_rate: Rate = 0.5,
+    repetitions: Annotated[int, typer.Option(help="Trainings to average over.")] = 50,
+    seed: Seed = 0,
+    json_: Json = False,
+    plot: Plot = None,
+) -> None:
+    """Set the convergence bound of federated averaging beside trainings with more and more noise.
+
+    On a strongly convex problem every constant of the bound is computed or measured. A network has
+    no such bound: a configuration is trained as it is, and only measured curves are shown.
+
+    Examples:
+
+    udpfl analyze convergence --problem logistic --plot convergence.png
+
+    udpfl analyze convergence configs/default.toml --epsilon 2 --epsilon 8
+    """
+    from udpfl.analysis import figures
+
+    if plot is not None:
+        check_plot(plot)
+    if config is not None:
+        _only(context, {"config", "epsilon", "json_", "plot"})
+        from udpfl.analysis.extra_rounds import network_curves
+        from udpfl.config import load
+
+        with Console(stderr=True).status("training, without noise and within each epsilon"):
+            curves = network_curves(load(config), epsilon or [])
+        if json_:
+            typer.echo(json.dumps([each.to_dict() for each in curves], indent=2))
+        else:
+            tables.networks(curves)
+        if plot is not None:
+            figures.network_figure(curves, plot)
+            typer.echo(f"wrote {plot}", err=True)
+        return
+    from udpfl.analysis.convex import Convex
+    from udpfl.analysis.extra_rounds import study
+
+    if epsilon and len(epsilon) > 1:
+        raise InvalidInput("epsilon", "takes one value, unless a configuration is trained")
+    posed = Convex.drawn(problem, clients=clients, records=records, dimension=dimension, seed=seed)
+    budget = epsilon[0] if epsilon else 8.0
+    noise = plan(
+        mechanism, epsilon=budget, delta=delta, steps=rounds * local_steps,
+        sampling_rate=sampling_rate, dimension=dimension,
+    ).best.noise  # fmt: skip
+    assert noise is not None
+    with Console(stderr=True).status("training at five levels of noise"):
+        found = study(
+            posed, noise, 1 / (sampling_rate * records), local_steps=local_steps,
+            rate=sampling_rate, steps=rounds * local_steps, repetitions=repetitions, seed=seed,
+        )  # fmt: skip
+    if json_:
+        typer.echo(json.dumps(found.to_dict(), indent=2))
+    else:
+        tables.study(found, f"{problem}, {mechanism} noise for ε = {budget:g} and its multiples")
+    if plot is not None:
+        figures.convergence_figure(found, plot)
+        typer.echo(f"wrote {plot}", err=True)
+
+
+def _only(context: typer.Context, allowed: set[str]) -> None:
+    """Refuse options that a configuration answers itself."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if name not in allowed and source is not None and source.name == "COMMANDLINE":
+            raise InvalidInput(name, "is for the built-in problems; the configuration decides here")
+
+
+@analyze.command()
+def error(
+    epsilon: Annotated[float, typer.Option(help="Budget: epsilon of all releases together.")],
+    rounds: Annotated[int, typer.Option(help="How many times noise is released.")],
+    dimension: Annotated[int, typer.Option(help="Number of parameters.")],
+    mechanism: Annotated[
+        Literal["gaussian", "laplace", "staircase", "all"], typer.Option(help="The noise.")
+    ] = "all",
+    delta: Delta = 1e-5,
+    sampling_rate: Rate = 1.0,
+    clip: Annotated[float, typer.Option(help="Bound on one record's gradient.")] = 1.0,
+    accounting: Annotated[
+        Accounting,
+        typer.Option(help="With 'vector' a guarantee; 'scalar' is the paper's own, nominal only."),
+    ] = "vector",
+    scale: Annotated[
+        float,
+        typer.Option(
+            help="What noise is multiplied by on its way into the model: learning rate over "
+            "sampling rate times declared size."
+        ),
+    ] = 1.0,
+    trials: Annotated[int, typer.Option(help="Coordinates to draw.")] = 4000,
+    seed: Seed = 0,
+    json_: Json = False,
+    plot: Plot = None,
+) -> None:
+    """Compare the summed l1 error of every release with the error of the model they add up to.
+
+    The first is the paper's and grows like T; the second grows like the root of T.
+
+    Examples:
+
+    udpfl analyze error --epsilon 8 --rounds 300 --dimension 26010
+
+    udpfl analyze error --epsilon 4 --rounds 100 --dimension 10 --plot error.png
+    """
+    from udpfl.analysis.errors import errors, milestones
+    from udpfl.analysis.figures import error_figure
+
+    if plot is not None:
+        check_plot(plot)
+    places = milestones(rounds)
+    planned = plan(
+        mechanism, epsilon=epsilon, steps=rounds, delta=delta, sampling_rate=sampling_rate,
+        clip=clip, dimension=dimension, accounting=accounting,
+    )  # fmt: skip
+    found = {
+        row.mechanism: errors(
+            row.noise, places, dimension=dimension, scale=scale, trials=trials, seed=seed
+        )
+        for row in planned
+        if row.noise is not None
+    }
+    if json_:
+        plain: list[dict[str, Any]] = [
+            {**row.to_dict(), "errors": [each.to_dict() for each in found[row.mechanism]]}
+            for row in planned
+            if row.mechanism in found
+        ]
+        typer.echo(json.dumps(plain, indent=2))
+    else:
+        tables.errors(planned, found, accounting)
+    if plot is not None:
+        error_figure(found, plot)
+        typer.echo(f"wrote {plot}", err=True)

@@ -1,0 +1,121 @@
+"""What `udpfl analyze` prints for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from udpfl.accounting import Accounting
+from udpfl.planning import Plan
+
+if TYPE_CHECKING:
+    from udpfl.analysis.between_runs import Connection
+    from udpfl.analysis.errors import ErrorRow
+    from udpfl.analysis.extra_rounds import NetworkCurve, Study
+
+
+def curve(found: Connection) -> None:
+    """Both ways from one model to the other."""
+    kind = found.found.curve.kind
+    table = _table("Along the way", "p", "line: loss", "accuracy", f"{kind}: loss", "accuracy")
+    for p, line, trained in zip(
+        found.line.places, found.line.values, found.curve.values, strict=True
+    ):
+        cells = [f"{p:.2f}"]
+        for value in (line, trained):
+            cells += [f"{value.loss:.4f}", _share(value.accuracy)]
+        table.add_row(*cells)
+    Console().print(table)
+    end = "converged" if found.found.converged else "not converged, the cap or a bad step ended it"
+    typer.echo(f"barrier: {found.line.barrier:.4f} straight, {found.curve.barrier:.4f} curved")
+    typer.echo(f"search: {found.found.steps} steps, {end}")
+    typer.echo(found.records)
+
+
+def study(found: Study, title: str) -> None:
+    """The bound beside the measurement, at every level of noise."""
+    c = found.levels[0].constants
+    typer.echo(
+        f"L = {c.smoothness:.4g}, mu = {c.convexity:.4g}, Gamma = {c.heterogeneity:.4g}; without "
+        f"noise the largest sigma_k² = {max(c.sampling):.4g} and G² = {c.gradient:.4g}"
+    )
+    columns = ("× Var", "d·Var", "B", "E|w−w*|²", "bound", "steps", "bound", "above")
+    table = _table(title, *columns)
+    rows = zip(found.factors, found.levels, found.measured, found.bounds, strict=True)
+    for factor, level, steps, bound in rows:
+        constants = level.constants
+        figures = (constants.noise, constants.drift, level.distances[-1], level.bound[-1])
+        table.add_row(
+            f"{factor:g}", *(f"{figure:.3g}" for figure in figures), f"{steps:,}",
+            f"{bound:,.0f}", str(level.violations()),
+        )  # fmt: skip
+    Console().print(table)
+    typer.echo(f"steps: until E|w−w*|² is {found.target:.3g}, where the noisiest training ended")
+    typer.echo("above: steps that went over the recursion by more than four standard errors")
+    lines = found.to_dict()
+    for name in ("measured", "bound"):
+        line = lines[f"{name}_line"]
+        typer.echo(
+            f"{name}: {line['slope']:,.4g} steps for each unit of variance, straight line with "
+            f"R² = {line['r_squared']:.4f}"
+        )
+    steepest = max(level.steepest for level in found.levels)
+    if steepest > 1:
+        typer.echo(
+            f"note: record gradients reach {steepest:.3g}; a clip of 1, which the noise is "
+            "calibrated for, would change this training, and the theory does not know clipping"
+        )
+
+
+def networks(curves: Sequence[NetworkCurve]) -> None:
+    """Real runs, as far as they came."""
+    target = max(min(each.losses) for each in curves)
+    title = "Measured only: no bound holds for a network"
+    table = _table(title, "run", "noise std", "rounds", "last loss", "last accuracy")
+    for each in curves:
+        table.add_row(
+            each.name, f"{each.noise_std:.4g}", str(each.rounds_to(target)),
+            f"{each.losses[-1]:.4f}", _share(each.accuracies[-1]),
+        )  # fmt: skip
+    Console().print(table)
+    typer.echo(f"rounds: to a test loss of {target:.4f}, the best that all of them reached")
+    typer.echo(
+        "these runs were thrown away and charged to nobody, and the first is not private: for "
+        "public data only"
+    )
+
+
+def errors(planned: Plan, found: Mapping[str, Sequence[ErrorRow]], accounting: Accounting) -> None:
+    """Both errors of every mechanism."""
+    kind = "nominal ε" if accounting == "scalar" else "ε"
+    for row in planned:
+        if row.noise is None:
+            typer.echo(f"{row.mechanism}: impossible: {row.why}")
+            continue
+        table = _table(
+            f"{row.mechanism} noise of std {row.noise.noise_std:.4g}, {kind} ≤ "
+            f"{planned.setting.epsilon:g}: summed error, and error of the model",
+            "releases", "T·d·E|X|", "sampled", "d·√(2T·Var/π)", "sampled", "±",
+        )  # fmt: skip
+        for each in found[row.mechanism]:
+            figures = (
+                each.summed, each.summed_sampled, each.accumulated, each.accumulated_sampled,
+                each.accumulated_spread,
+            )  # fmt: skip
+            table.add_row(f"{each.releases:,}", *(f"{figure:,.4g}" for figure in figures))
+        Console().print(table)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for name in columns:
+        table.add_column(name, justify="left" if name == "run" else "right")
+    return table
+
+
+def _share(accuracy: float | None) -> str:
+    return "–" if accuracy is None else f"{accuracy:.3f}"
