@@ -53,6 +53,9 @@ METHODS: dict[str, dict[str, Any]] = {
     f"fedprox, {STEPS} steps": {"local_steps": STEPS, "options": {"mu": 0.1}},
     f"scaffold, {STEPS} steps": {"local_steps": STEPS},
     "bezier": {"local_steps": 1},
+    "fedavg, clip by quantile": {"local_steps": 1},
+    "fedavg, increasing pace": {"local_steps": 1},
+    "fedavg, not private": {"local_steps": 1, "learning_rate": 0.1, "server_momentum": 0.9},
     "fedavg, 5 % public": {"local_steps": 1},
     "mode-connectivity, 5 % public": {"local_steps": 1},
     "dp-fedavg, 100 clients": {
@@ -63,6 +66,9 @@ METHODS: dict[str, dict[str, Any]] = {
     },
 }
 OTHERWISE: dict[str, dict[str, Any]] = {
+    "fedavg, clip by quantile": {"privacy": {"clip_quantile": 0.5}},
+    "fedavg, increasing pace": {"privacy": {"pace": "increasing"}},
+    "fedavg, not private": {"privacy": "none"},
     "fedavg, 5 % public": {"data": {"public": 0.05}},
     "mode-connectivity, 5 % public": {"data": {"public": 0.05}},
     # Whole clients are hidden: a crowd of them is needed, and delta below one over their number.

@@ -201,10 +201,6 @@ def test_numbers_keep_their_kind():
             "privacy.clip_quantile",
             "whole clients",
         ),
-            {"privacy": {"unit": "client", "clip_quantile": 0.5}},
-            "privacy.clip_quantile",
-            "whole clients",
-        ),
         ({"privacy": {"mechanism": ["none", "laplace"]}}, "privacy.mechanism", "not for some"),
         (
             {"privacy": {"ledger": "l", "randomness": "seeded"}},
