@@ -29,6 +29,10 @@ pytestmark = pytest.mark.usefixtures("one_thread", "no_report")
 RATE = 0.1
 ADAPTIVE = ("fedadagrad", "fedadam", "fedyogi")
 every_method = pytest.mark.parametrize("method", BUILT_IN)
+of_records = pytest.mark.parametrize(
+    "method", [name for name, method in BUILT_IN.items() if method.unit == "record"]
+)
+PUBLIC = {"mode-connectivity": 0.2}
 
 
 @pytest.fixture
@@ -368,9 +372,15 @@ def blobs():
 
 def private(method, folder, privacy, **training):
     """Four rounds of three among four clients; several local steps where the method takes them."""
-    options = {"trimmed-mean": {"trim": 0.34}, "fedprox": {"mu": 0.5}}.get(method, {})
+    options = {
+        "trimmed-mean": {"trim": 0.34}, "fedprox": {"mu": 0.5}, "mode-connectivity": {"steps": 3},
+    }.get(method, {})  # fmt: skip
     return udpfl.run(
-        {"data": {"clients": 4}, "model": {"name": "logistic"}, "privacy": privacy},
+        {
+            "data": {"clients": 4, "public": PUBLIC.get(method, 0)},
+            "model": {"name": "logistic"},
+            "privacy": privacy,
+        },
         data=blobs(),
         training={
             "algorithm": method,
@@ -406,7 +416,7 @@ def flat(result):
     return torch.cat([p.detach().flatten() for p in result.model.parameters()])
 
 
-@every_method
+@of_records
 def test_a_method_resumes_to_the_same_result_whatever_the_lanes(tmp_path, method):
     seeded = {"mechanism": "gaussian", "accountant": "rdp", "randomness": "seeded"}
     whole = private(method, tmp_path / "whole", seeded, lanes="stacked")
@@ -424,7 +434,7 @@ def test_a_method_resumes_to_the_same_result_whatever_the_lanes(tmp_path, method
     assert not torch.allclose(flat(other), flat(whole), rtol=1e-2, atol=1e-3)
 
 
-@every_method
+@of_records
 @pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
 def test_a_method_charges_what_it_trains_and_stays_within_budget(tmp_path, method, mechanism):
     budget = {"mechanism": mechanism, "epsilon": 3.0, "delta": 1e-4}
@@ -451,7 +461,6 @@ def test_every_method_states_its_facts():
     for name, method in BUILT_IN.items():
         assert method.name == name
         assert issubclass(method, Algorithm)
-        assert method.unit == "record"
         for fact in ("paper", "releases", "guarantee"):
             assert fact in {key for kind in method.__mro__[:-3] for key in vars(kind)}, (name, fact)
             assert getattr(method, fact).strip()
@@ -470,7 +479,11 @@ def test_a_method_sends_what_it_says_it_releases(tmp_path, method):
 
     options = {"trim": 0.34} if method == "trimmed-mean" else {}
     udpfl.run(
-        {"data": {"clients": 3}, "model": {"name": "logistic"}, "privacy": "none"},
+        {
+            "data": {"clients": 3, "public": PUBLIC.get(method, 0)},
+            "model": {"name": "logistic"},
+            "privacy": "none",
+        },
         data=blobs(),
         training={"algorithm": method, "rounds": 1, "options": options, "learning_rate": 0.1},
         observers=[Listener()],
@@ -541,7 +554,7 @@ def test_the_command_lists_every_method_with_its_facts():
     for name, method in BUILT_IN.items():
         found = rows[name]
         facts = (found["paper"], found["releases"], found["unit"], found["guarantee"])
-        assert facts == (method.paper, method.releases, "record", method.guarantee)
+        assert facts == (method.paper, method.releases, method.unit, method.guarantee)
     assert rows["fedprox"]["options"] == {"mu": 0.1}
     assert rows["scaffold"]["options"] == {}
     table = CliRunner().invoke(app, ["methods"], env={"COLUMNS": "300"})
