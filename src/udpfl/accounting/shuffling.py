@@ -14,11 +14,12 @@ The paper this project implements prints the formula without any condition. It i
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from scipy.special import logsumexp
 
-from udpfl.accounting.events import PureDP, Shuffled
+from udpfl.accounting.events import Composed, Event, PureDP, Repeated, SecretlySelected, Shuffled
 from udpfl.mechanisms.arrays import Floats
 
 
@@ -42,6 +43,23 @@ def conditions_missing(event: Shuffled) -> list[str]:
             "which the theorem needs even at order 2"
         )
     return reasons
+
+
+def without_idle(event: Event) -> Event:
+    """The same event without the shuffles that amplify nothing.
+
+    Guarantee: it costs what the event costs at most, because whatever a shuffler does to a message
+    is post-processing. Accountants that know no shuffle can read it.
+    """
+    match event:
+        case Shuffled(inner) if conditions_missing(event):
+            return inner
+        case SecretlySelected() | Repeated():
+            return replace(event, event=without_idle(event.event))
+        case Composed(events):
+            return Composed(without_idle(inner) for inner in events)
+        case _:
+            return event
 
 
 def _covers(order: float, epsilon: float, clients: int) -> bool:

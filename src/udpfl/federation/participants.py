@@ -14,6 +14,7 @@ from udpfl.accounting import (
     PoissonSampled,
     Release,
     Repeated,
+    Shuffled,
 )
 from udpfl.accounting.events import Event
 from udpfl.accounting.serial import event_from_dict, event_to_dict
@@ -50,6 +51,9 @@ class Participant:
     """Probability of the coin that decides in secret whether it takes part in a round."""
     penalty: float = 0.0
     """How strongly its steps are pulled towards the model of the client with the largest budget."""
+    shuffled: int = 0
+    """Messages of a round among which its own is mixed, where nominal accounting counts on that; a
+    guarantee never does."""
 
     @property
     def sampled(self) -> tuple[float, int]:
@@ -67,7 +71,9 @@ class Participant:
         if self.release is None:
             return None
         rate, count = self.sampled
-        return Repeated(PoissonSampled(rate, self.release), count * trainings)
+        message = PoissonSampled(rate, self.release)
+        mixed = Shuffled(message, self.shuffled) if self.shuffled else message
+        return Repeated(mixed, count * trainings)
 
     @property
     def round_event(self) -> Event | None:
@@ -78,6 +84,10 @@ class Participant:
         """What the run still costs this client, after the rounds it has answered."""
         event, left = self.round_event, self.rounds - answered
         return None if event is None or left <= 0 else Repeated(event, left)
+
+    def among(self, messages: int) -> Participant:
+        """The same client in a round where so many answer: others may have been refused."""
+        return replace(self, shuffled=messages) if messages < self.shuffled else self
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for the run folder."""
@@ -90,6 +100,7 @@ class Participant:
             "trainings": self.trainings,
             "participation": self.participation,
             "penalty": self.penalty,
+            "shuffled": self.shuffled,
             "release": None if self.release is None else event_to_dict(self.release),
             "budget": None if self.budget is None else [self.budget.epsilon, self.budget.delta],
         }
@@ -183,6 +194,7 @@ def _calibrated(
             privacy.unit,
             privacy.accountant,
             privacy.accounting,
+            _mixed_among(config, privacy, own),
         )
         for i, own in enumerate(plain)
         if own.rounds  # who is never picked releases nothing
@@ -214,9 +226,22 @@ def _calibrated(
             else None,
             budget=Budget(epsilons[i], deltas[i]),
             penalty=config.training.penalty * plans[own.name].penalty if own.name in plans else 0.0,
+            shuffled=settings[own.name].shuffled if own.name in plans else 0,
         )
         for i, own in enumerate(plain)
     ]
+
+
+def _mixed_among(config: Config, privacy: PrivacyConfig, own: Participant) -> int:
+    """The messages that the paper's lemma counts in a round; 0 where it is not used.
+
+    It is about messages of one release each. For several local steps it would be a lemma on their
+    sum, which no event here stands for: nothing is amplified then.
+    """
+    releases = own.trainings * (1 if privacy.unit == "client" else own.steps)
+    if not config.training.shuffle or privacy.accounting == "vector" or releases > 1:
+        return 0
+    return config.training.clients_per_round or config.data.clients
 
 
 def _mechanism(name: str) -> str | Mechanism:

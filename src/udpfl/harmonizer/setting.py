@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from udpfl.accounting import loss_distribution
 from udpfl.accounting.accountant import Accountant, Accounting, as_scalar, check_choices
-from udpfl.accounting.events import Event, PoissonSampled, Release, Repeated, Unit
+from udpfl.accounting.events import Event, PoissonSampled, Release, Repeated, Shuffled, Unit
 from udpfl.accounting.sensitivity import Sensitivity
 from udpfl.errors import InvalidInput
 from udpfl.mechanisms import Gaussian, Mechanism
@@ -26,6 +26,8 @@ class Setting:
     unit: Unit = "record"
     accountant: Accountant = "best"
     accounting: Accounting = "vector"
+    shuffled: int = 0
+    """Messages of one release each that a shuffler mixes in a round; 0 without a shuffler."""
 
     def __post_init__(self) -> None:
         positive("epsilon", self.epsilon)
@@ -47,7 +49,9 @@ class Setting:
     def event(self, mechanism: Mechanism) -> Event:
         """All releases with this noise."""
         release = Release(mechanism, self.sensitivity, self.unit)
-        return Repeated(PoissonSampled(self.rate, release), self.releases)
+        message = PoissonSampled(self.rate, release)
+        mixed = Shuffled(message, self.shuffled) if self.shuffled else message
+        return Repeated(mixed, self.releases)
 
     def accounted_event(self, mechanism: Mechanism) -> Event:
         """The event as the chosen accounting reads it."""
