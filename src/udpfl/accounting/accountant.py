@@ -49,10 +49,7 @@ def account(
     unit, neighbours = basis(event)
     if any(isinstance(leaf, NominallyShuffled) for leaf in leaves(event)):
         raise Unsupported("a nominal shuffle is not an event that happened; account Shuffled")
-    proper = shuffling.without_idle(event)  # a shuffle that does nothing keeps no accountant away
-    value, how = _smallest(
-        proper if accounting == "vector" else as_scalar(event), delta, accountant
-    )
+    value, how = _smallest(event if accounting == "vector" else as_scalar(event), delta, accountant)
     statement = PrivacyStatement(
         epsilon=value,
         delta=delta,
@@ -68,7 +65,7 @@ def account(
     proved, reason = math.inf, ""
     for how in (accountant, "best"):  # pld may know one coordinate and not the gradient
         try:
-            proved = _smallest(proper, delta, how)[0]
+            proved = _smallest(event, delta, how)[0]
             break
         except Unsupported as error:
             reason = str(error)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from udpfl.accounting.events import Event
-from udpfl.accounting.shuffling import without_idle
+from udpfl.accounting.shuffling import unshuffled
 from udpfl.algorithms import Algorithm, ClientMessage, Tensors
 from udpfl.algorithms.message import tensors_from_bytes, tensors_to_bytes
 from udpfl.engine import (
@@ -183,7 +183,7 @@ class Clients:
             # knows yet how many are left to be shuffled, so nothing is counted for that.
             charges = [
                 charge
-                for charge in map(_unshuffled, charges)
+                for charge in map(_alone, charges)
                 if self._committed(charge, request.settled, sites, answers)
             ]
         names = {site.account: site.participant.name for site in sites}
@@ -218,9 +218,9 @@ class Clients:
         return {name: torch.stack([row[name].to(device) for row in rows]) for name in fresh}
 
 
-def _unshuffled(charge: Charge) -> Charge:
+def _alone(charge: Charge) -> Charge:
     """The same answer, charged as if no other message were mixed with it."""
-    events = tuple(without_idle(event) for event in charge.events)
+    events = tuple(unshuffled(event) for event in charge.events)
     if events == charge.events:
         return charge
     message = replace(ClientMessage.from_bytes(charge.message), events=events)

@@ -128,8 +128,8 @@ def shuffle_notes(config: Config, people: Sequence[Participant]) -> tuple[str, .
     note = f"shuffled: no amplification because {_reason(config, asked[0])}"
     if privacy.accounting == "scalar":
         note = (
-            "shuffled: the nominal ε counts on the paper's lemma without its conditions, the "
-            f"guarantee beside it does not, because {_reason(config, asked[0])}"
+            "shuffled: the nominal ε may count on the paper's lemma without its conditions, the "
+            f"guarantee beside it never does, because {_reason(config, asked[0])}"
             if asked[0].shuffled
             else "shuffled: no amplification, not even a nominal one, because a message holds "
             f"{asked[0].sampled[1] * asked[0].trainings} releases and the lemma is about one"
