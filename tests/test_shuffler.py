@@ -56,6 +56,17 @@ def linear():
         return nn.Linear(4, 2)
 
 
+class Wide(nn.Module):
+    """So many parameters that the noise of one message can be told from that of another."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1000, 2))
+
+    def forward(self, x):
+        return x.repeat(1, 250) @ self.weight
+
+
 class Stop(Exception):
     """A crash, as far as the folder can tell."""
 
@@ -92,7 +103,7 @@ class Spy(FedAvg):
 def federate(tmp_path):
     numbers = itertools.count()
 
-    def start(privacy=None, training=None, data=None, *, seen=None, **more):
+    def start(privacy=None, training=None, data=None, *, seen=None, net=None, **more):
         if privacy != "none":
             privacy = {"mechanism": "gaussian", "delta": 1e-3, **(privacy or {})}
         settings = {
@@ -106,7 +117,7 @@ def federate(tmp_path):
             **more,
         }  # fmt: skip
         seen = seen or Seen()
-        result = udpfl.run(settings, data=blobs(), model=linear(), observers=[seen])
+        result = udpfl.run(settings, data=blobs(), model=net or linear(), observers=[seen])
         return result, seen
 
     return start
@@ -294,20 +305,47 @@ def test_what_needs_names_is_refused(federate, privacy, training, data, paramete
 
 
 @pytest.mark.parametrize(
-    ("privacy", "sizes", "words"),
+    ("method", "privacy", "sizes", "marks"),
     [
-        ({}, [20, 20, 21], ["data.declared_sizes"]),
-        ({"epsilon": [1.0, 2.0, 2.0]}, 20, ["different noise"]),
-        ({"clip": [1.0, 0.5]}, [1, 2, 3], ["data.declared_sizes", "different noise"]),
-        ({}, 20, []),
+        ("fedavg", {}, [20, 20, 21], {"declared sizes differ"}),
+        ("fedavg", {"clip": [1.0, 0.5]}, 20, {"different noise"}),
+        ("scaffold", {}, 20, {"remember earlier rounds"}),
+        ("fedavg", {}, 20, set()),
     ],
 )
-def test_what_tells_messages_apart_is_said_once(federate, caplog, privacy, sizes, words):
+def test_what_tells_messages_apart_is_said_once(federate, caplog, method, privacy, sizes, marks):
     with caplog.at_level(logging.WARNING):
-        federate(privacy, {}, {"declared_sizes": sizes})
-    for phrase in ("data.declared_sizes to one number", "different noise"):
-        said = sum(phrase in record.getMessage() for record in caplog.records)
-        assert said == any(word in phrase for word in words)
+        federate(privacy, {"algorithm": method}, {"declared_sizes": sizes})
+    for mark in ("declared sizes differ", "different noise", "remember earlier rounds"):
+        said = sum(mark in record.getMessage() for record in caplog.records)
+        assert said == (mark in marks)
+
+
+@pytest.mark.parametrize(("method", "linked"), [("scaffold", True), ("fedavg", False)])
+def test_clients_that_remember_can_be_linked_from_round_to_round(federate, method, linked):
+    """What the warning is about: scaffold sends c+ - c, and c is what it sent before."""
+    result, seen = federate(
+        {"epsilon": 0.5}, {"algorithm": method, "checkpoint_every": 2}, {"declared_sizes": 20},
+        net=Wide(),
+    )  # fmt: skip
+    run = json.loads((result.folder / "run.json").read_text())["id"]
+    with Ledger(result.ledger_path, read_only=True) as ledger:
+        sender = {
+            content(ClientMessage.from_bytes(ledger.message(run, account.id, round_))): account.id
+            for account in ledger.accounts()
+            for round_ in (1, 2)
+        }
+    first, second = ([m for m in seen.messages if m.round == r] for r in (1, 2))
+    for message in second:
+        likeness = {
+            sender[content(old)]: float(
+                np.corrcoef(old.tensors["update"], message.tensors["update"])[0, 1]
+            )
+            for old in first
+        }
+        own = likeness.pop(sender[content(message)])
+        assert (own < -0.5) == linked
+        assert max(map(abs, likeness.values())) < 0.3
 
 
 def test_a_lonely_message_is_pointed_out(caplog):
@@ -377,7 +415,7 @@ def responses(order, epsilon, clients):
     p = [truth * a + lie * b for a, b in zip(with_one, with_none, strict=True)]
     q = [lie * a + truth * b for a, b in zip(with_one, with_none, strict=True)]
     return max(
-        math.log(sum(x**order * y ** (1 - order) for x, y in zip(*pair, strict=True))) / (order - 1)
+        math.log(sum(x * (x / y) ** (order - 1) for x, y in zip(*pair, strict=True))) / (order - 1)
         for pair in ((p, q), (q, p))
     )
 

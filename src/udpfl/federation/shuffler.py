@@ -116,11 +116,16 @@ def _digest(message: ClientMessage) -> bytes:
     return found.digest()
 
 
-def shuffle_notes(config: Config, people: Sequence[Participant]) -> tuple[str, ...]:
-    """What a statement says about shuffling. It is logged as well, with what gives senders away."""
+def shuffle_notes(
+    config: Config, people: Sequence[Participant], keeps_state: bool = False
+) -> tuple[str, ...]:
+    """What a statement says about shuffling. It is logged as well, with what gives senders away.
+
+    `keeps_state` says whether the method's clients remember earlier rounds.
+    """
     if not config.training.shuffle:
         return ()
-    _warn_of_marks(people)
+    _warn_of_marks(people, keeps_state)
     privacy = config.privacy
     asked = [person for person in people if person.release is not None]
     if nothing_claimed(config) or not isinstance(privacy, PrivacyConfig) or not asked:
@@ -147,7 +152,7 @@ def _reason(config: Config, person: Participant) -> str:
     return " and ".join(missing)
 
 
-def _warn_of_marks(people: Sequence[Participant]) -> None:
+def _warn_of_marks(people: Sequence[Participant], keeps_state: bool) -> None:
     """Say by what a message can be told from others although its name is gone."""
     if len({person.declared_size for person in people}) > 1:
         log.warning(
@@ -158,4 +163,10 @@ def _warn_of_marks(people: Sequence[Participant]) -> None:
         log.warning(
             "clients add different noise, whose size can be read off a shuffled message: give all "
             "of them the same budget, mechanism, clip and number of rounds to be anonymous"
+        )
+    if keeps_state:
+        # scaffold sends c_i+ - c_i, and in c_i is what the client sent before, noise and all.
+        log.warning(
+            "clients of this method remember earlier rounds, so a shuffled message can be linked "
+            "to the one that the same client sent before; fedavg and fedprox remember nothing"
         )

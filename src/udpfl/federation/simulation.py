@@ -182,7 +182,7 @@ def run(
             assumptions=(
                 *((ASSUMPTION,) if algorithm.trusts_server else ()),
                 *assumptions(settings, dataset, data, algorithm, public),
-                *shuffle_notes(settings, people),
+                *shuffle_notes(settings, people, bool(algorithm.client_init(start))),
             ),
         )
         announce(observers, "on_start", settings, folder.path)
