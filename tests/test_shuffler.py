@@ -32,8 +32,12 @@ from udpfl.accounting.shuffling import exact_randomised_response, nominal, unshu
 from udpfl.algorithms import ClientMessage
 from udpfl.algorithms.fedavg import FedAvg
 from udpfl.audit.ledger import audit_ledger
+from udpfl.audit.one_run import one_run
+from udpfl.config import load
+from udpfl.data import as_dataset
 from udpfl.engine import Keyed
 from udpfl.errors import InvalidInput
+from udpfl.federation.parts import loss_of
 from udpfl.federation.shuffler import Shuffler, by_content
 from udpfl.harmonizer import Budget
 from udpfl.harmonizer.ledger import Ledger
@@ -385,6 +389,22 @@ def test_a_guarantee_is_what_it_is_without_a_shuffler(federate, caplog):
     assert events[0] == events[1]
 
 
+def test_an_audit_of_a_guarantee_looks_at_messages_with_names():
+    """It holds against whoever can tell senders, so that is whom it has to withstand."""
+    config = load(
+        {
+            "data": {"clients": 2, "declared_sizes": 24, "name": "own"},
+            "privacy": {"mechanism": "gaussian", "delta": 1e-3},
+            "training": {"rounds": 1, "shuffle": True},
+        }
+    )
+    data = as_dataset(blobs())
+    parts = list(np.array_split(np.arange(len(data.train)), 2))
+    found = one_run(config, data, parts, 0, linear(), loss_of(data.task), 10)
+    assert found.server is not None
+    assert np.all(found.server != 0)
+
+
 def test_without_a_claim_there_is_nothing_to_amplify(federate):
     for privacy in ("none", {"randomness": "seeded"}):
         result, seen = federate(privacy)
@@ -458,7 +478,9 @@ def test_a_nominal_run_uses_the_lemma_and_says_what_holds(federate):
     exact = gaussian_epsilon(2 / stds[0], 1e-3)  # four releases are one of half the noise
     assert exact <= statement.vector_epsilon * (1 + 1e-9) <= exact * 1.01
     assert statement.vector_epsilon > 2.1
-    assert any("the paper's lemma without its conditions" in note for note in statement.notes)
+    assert any(
+        "the paper's lemma, whose conditions do not hold" in note for note in statement.notes
+    )
     assert not any("shuffled" in note for note in plain.clients["client-0"].notes)
     with Ledger(mixed.ledger_path, read_only=True) as ledger:
         assert {(e.note, e.event.clients) for e in ledger.history()} == {("shuffled", 10)}

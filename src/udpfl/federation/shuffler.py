@@ -133,8 +133,8 @@ def shuffle_notes(
     note = f"shuffled: no amplification because {_reason(config, asked[0])}"
     if privacy.accounting == "scalar":
         note = (
-            "shuffled: the nominal ε may count on the paper's lemma without its conditions, the "
-            f"guarantee beside it never does, because {_reason(config, asked[0])}"
+            "shuffled: the nominal ε may count on the paper's lemma, whose conditions do not hold "
+            "here; the guarantee beside it never does"
             if asked[0].shuffled
             else "shuffled: no amplification, not even a nominal one, because a message holds "
             f"{asked[0].sampled[1] * asked[0].trainings} releases and the lemma is about one"
