@@ -348,8 +348,8 @@ def test_clients_that_remember_can_be_linked_from_round_to_round(federate, metho
             for old in first
         }
         own = likeness.pop(sender[content(message)])
-        assert (own < -0.5) == linked
-        assert max(map(abs, likeness.values())) < 0.3
+        # With c the mean of three, -2/3 against 1/3 of the noise: correlations -0.52 and 0.26.
+        assert (own < min(likeness.values()) - 0.5) == linked
 
 
 def test_a_lonely_message_is_pointed_out(caplog):
