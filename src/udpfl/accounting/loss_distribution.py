@@ -7,7 +7,8 @@ separately and the larger answer counts.
 
 A worst pair is known for Gaussian noise (any dimension, by its l2 norm), and for every symmetric
 unimodal noise in one dimension or, as a product over coordinates, under l-infinity clipping. All
-else raises `Unsupported`; the Rényi accountant covers it.
+else raises `Unsupported`; the Rényi accountant covers it. A shuffled message costs what it costs
+unshuffled.
 
 Guarantee: the result is an upper bound. Discretisation rounds towards more leakage; floating-point
 error of the Fourier transforms is covered by an allowance added to delta.
@@ -28,7 +29,16 @@ from typing import Any
 import numpy as np
 
 from udpfl.accounting import rdp
-from udpfl.accounting.events import Event, Leaf, PoissonSampled, PureDP, Release, leaves
+from udpfl.accounting.events import (
+    Event,
+    Leaf,
+    NominallyShuffled,
+    PoissonSampled,
+    PureDP,
+    Release,
+    Shuffled,
+    leaves,
+)
 from udpfl.errors import Unsupported
 from udpfl.mechanisms import Gaussian
 from udpfl.mechanisms.arrays import Floats
@@ -277,6 +287,8 @@ def _sampled_parts(leaf: Leaf) -> tuple[Release | PureDP, float]:
             return leaf, 1.0
         case PoissonSampled(rate, inner):
             return inner, rate
+        case Shuffled(event=message) | NominallyShuffled(event=message):
+            return _sampled_parts(message)  # mixing is post-processing; no amplification is known
         case _:
             raise Unsupported(
                 f"no loss distribution is known for a {type(leaf).__name__} event; use rdp"

@@ -14,12 +14,16 @@ The paper this project implements prints the formula without any condition. It i
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from scipy.special import logsumexp
 
-from udpfl.accounting.events import PureDP, Shuffled
+from udpfl.accounting.events import Composed, Event, PureDP, Repeated, SecretlySelected, Shuffled
 from udpfl.mechanisms.arrays import Floats
+
+_LARGEST = 500.0
+"""Beyond this divergence e^-gamma is too close to zero to compare with; nothing is amplified."""
 
 
 def conditions_missing(event: Shuffled) -> list[str]:
@@ -42,6 +46,22 @@ def conditions_missing(event: Shuffled) -> list[str]:
             "which the theorem needs even at order 2"
         )
     return reasons
+
+
+def unshuffled(event: Event) -> Event:
+    """The same event as if no message had been mixed with others.
+
+    Guarantee: it costs no less than the event, because mixing is post-processing.
+    """
+    match event:
+        case Shuffled(inner):
+            return inner
+        case SecretlySelected() | Repeated():
+            return replace(event, event=unshuffled(event.event))
+        case Composed(events):
+            return Composed(unshuffled(inner) for inner in events)
+        case _:
+            return event
 
 
 def _covers(order: float, epsilon: float, clients: int) -> bool:
@@ -82,11 +102,12 @@ def exact_randomised_response(orders: Floats, epsilon: float, clients: int) -> F
     """
     from scipy.stats import binom  # here: it would nearly double the time to import udpfl
 
-    truth = 1 / (1 + math.exp(-epsilon))
-    others = binom.logpmf(np.arange(clients), clients - 1, 1 - truth)
+    truth = -math.log1p(math.exp(-epsilon))
+    lie = truth - epsilon
+    others = binom.logpmf(np.arange(clients), clients - 1, math.exp(lie))
     one, zero = np.append(-np.inf, others), np.append(others, -np.inf)
-    log_p = np.logaddexp(math.log(truth) + one, math.log1p(-truth) + zero)
-    log_q = np.logaddexp(math.log1p(-truth) + one, math.log(truth) + zero)
+    log_p = np.logaddexp(truth + one, lie + zero)
+    log_q = np.logaddexp(lie + one, truth + zero)
     a = np.asarray(orders, dtype=np.float64)[:, None]
     both = [a * x + (1 - a) * y for x, y in ((log_p, log_q), (log_q, log_p))]
     return np.asarray(np.max([logsumexp(m, axis=1) for m in both], axis=0) / (a[:, 0] - 1))
@@ -100,7 +121,7 @@ def nominal(orders: Floats, divergence: Floats, clients: int) -> Floats:
     """
     result = np.array(divergence, dtype=np.float64)
     for i, (order, gamma) in enumerate(zip(orders, divergence, strict=True)):
-        if gamma <= 0 or not math.isfinite(gamma):
+        if not 0 < gamma < _LARGEST:
             continue
         here = np.asarray([order])
         claimed = float(paper_upper(here, np.asarray([gamma]), clients)[0])

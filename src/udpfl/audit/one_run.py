@@ -221,6 +221,8 @@ def one_run(
         }
         if isinstance(settings.privacy, PrivacyConfig):
             own["privacy"] = {"ledger": None}  # what an audit spends is nobody's budget
+            if settings.privacy.accounting == "vector":  # which holds against who knows names, too
+                own["training"]["shuffle"] = False
         result = run(load(settings, own), data=marked, model=network, loss=loss, observers=[view])
     with torch.no_grad():
         final = -loss(result.model.eval()(x), y).double().numpy()

@@ -71,6 +71,8 @@ def allowed(field: Mapping[str, Any], noun: str = "a {}") -> str:
             return f"text that fits {pattern.removeprefix('^(').removesuffix(')$')}"
         case {"type": "string"}:
             return "text"
+        case {"type": "boolean"}:
+            return "true or false"
         case {"type": "array", "items": items}:
             kind = "a list" if not field.get("minItems") else "a non-empty list"
             return f"{kind} of {allowed(items, noun='{}s')}"

@@ -229,6 +229,11 @@ class TrainingConfig(Section):
         description="Pull of clients with smaller budgets towards the last model of the one with "
         "the largest: 1 is the paper's; 0 is off.",
     )
+    shuffle: bool = Field(
+        default=False,
+        description="Whether a shuffler takes names and order off the messages of a round before "
+        "the server sees them.",
+    )
     averaging: Fraction = Field(
         default=0.9, description="Decay of the moving average of the global model; 0 is off."
     )
@@ -299,6 +304,14 @@ class Config(Section):
                 "training.penalty",
                 "pulls clients with smaller budgets: privacy.epsilon must be a list that differs",
             )
+        if self.training.shuffle and self.training.penalty:
+            yield (
+                "training.shuffle",
+                "hides who sent a message, and training.penalty has to know the messages of the "
+                "largest budget: set one of them only",
+            )
+        if self.training.shuffle and (picked or clients) == 1:
+            yield "training.shuffle", "needs more than one message in a round to mix"
         if max(self.record_updates, default=0) > rounds:
             yield (
                 "record_updates",

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from udpfl.accounting.events import Event
+from udpfl.accounting.shuffling import unshuffled
 from udpfl.algorithms import Algorithm, ClientMessage, Tensors
 from udpfl.algorithms.message import tensors_from_bytes, tensors_to_bytes
 from udpfl.engine import (
@@ -103,6 +104,7 @@ class Clients:
         limits: Limits,
         protection: Protection | None = None,
         all_or_none: bool = False,
+        note: str = "",
     ) -> None:
         self._run, self._key = run, key
         self._model, self._inputs, self._targets = model, inputs, targets
@@ -110,6 +112,7 @@ class Clients:
         self._stream, self._limits = stream, limits
         self._protection = protection or planned_protection
         self._all_or_none = all_or_none
+        self._note = note  # beside every charge in the ledger
         # Nothing is known about noise that somebody brought along: such answers claim nothing.
         self._claimed = protection is None
 
@@ -136,6 +139,10 @@ class Clients:
         if answers.refused and self._all_or_none:
             return answers  # before anyone spends on a round that will not be used
         if willing:
+            together = len(stored) + len(willing)
+            willing = [
+                replace(site, participant=site.participant.among(together)) for site in willing
+            ]
             stored |= self._train_and_charge(request, willing, answers)
         for site in sites:  # in the order asked, however they came about
             if data := stored.get(site.participant.name):
@@ -166,17 +173,24 @@ class Clients:
             kept = tensors_to_bytes(own) if own else b""
             charges.append(
                 Charge(
-                    site.account, self._run, request.round, message.events, message.to_bytes(), kept
+                    site.account,
+                    self._run,
+                    request.round,
+                    message.events,
+                    message.to_bytes(),
+                    kept,
+                    self._note,
                 )
             )
         try:
             self._ledger.commit(charges, request.settled)
         except BudgetExceeded:
             # Another process spent from the same budget meanwhile: charge one by one, and let only
-            # those go whose budget is used up. What they computed is dropped, not released.
+            # those go whose budget is used up. What they computed is dropped, not released. Nobody
+            # knows yet how many are left to be shuffled, so nothing is counted for that.
             charges = [
                 charge
-                for charge in charges
+                for charge in map(_alone, charges)
                 if self._committed(charge, request.settled, sites, answers)
             ]
         names = {site.account: site.participant.name for site in sites}
@@ -209,6 +223,15 @@ class Clients:
             kept = self._ledger.state(self._run, site.account)
             rows.append(tensors_from_bytes(kept)[0] if kept else fresh)
         return {name: torch.stack([row[name].to(device) for row in rows]) for name in fresh}
+
+
+def _alone(charge: Charge) -> Charge:
+    """The same answer, charged as if no other message were mixed with it."""
+    events = tuple(unshuffled(event) for event in charge.events)
+    if events == charge.events:
+        return charge
+    message = replace(ClientMessage.from_bytes(charge.message), events=events)
+    return replace(charge, events=events, message=message.to_bytes())
 
 
 class _Training:

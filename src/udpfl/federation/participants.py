@@ -11,7 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from udpfl.accounting import Composed, PoissonSampled, Release, Repeated, Sensitivity
+from udpfl.accounting import (
+    Composed,
+    PoissonSampled,
+    Release,
+    Repeated,
+    Sensitivity,
+    Shuffled,
+)
 from udpfl.accounting.events import Event
 from udpfl.accounting.serial import event_from_dict, event_to_dict
 from udpfl.algorithms import Algorithm
@@ -55,6 +62,9 @@ class Participant:
     """The rounds that ask it, where they are not alike."""
     penalty: float = 0.0
     """How strongly its steps are pulled towards the model of the client with the largest budget."""
+    shuffled: int = 0
+    """Messages of a round among which its own is mixed, where nominal accounting counts on that; a
+    guarantee never does."""
 
     @property
     def sampled(self) -> tuple[float, int]:
@@ -72,7 +82,9 @@ class Participant:
         if self.release is None:
             return None
         rate, count = self.sampled
-        return Repeated(PoissonSampled(rate, self.release), count * trainings)
+        message = PoissonSampled(rate, self.release)
+        mixed = Shuffled(message, self.shuffled) if self.shuffled else message
+        return Repeated(mixed, count * trainings)
 
     @property
     def count_event(self) -> Event | None:
@@ -103,6 +115,10 @@ class Participant:
         events = [(self.at(first[factor]).round_event, times) for factor, times in kinds.items()]
         return Composed(Repeated(own, times) for own, times in events if own is not None)
 
+    def among(self, messages: int) -> Participant:
+        """The same client in a round where so many answer: others may have been refused."""
+        return replace(self, shuffled=messages) if messages < self.shuffled else self
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for the run folder."""
         return {
@@ -117,6 +133,7 @@ class Participant:
             "count": None if self.count is None else event_to_dict(self.count),
             "factors": list(self.factors),
             "asked": list(self.asked),
+            "shuffled": self.shuffled,
             "release": None if self.release is None else event_to_dict(self.release),
             "budget": None if self.budget is None else [self.budget.epsilon, self.budget.delta],
         }
@@ -239,9 +256,8 @@ def _calibrated(
             )
             if factors
             else (),
-            tuple(Repeated(PoissonSampled(own.rate, count), own.rounds) for count in asked)
-            if (asked := [c for c in [counts[own.name]] if c is not None])
-            else (),
+            _counts(own, counts[own.name]),
+            _mixed_among(config, privacy, own),
         )
         for i, own in enumerate(plain)
         if own.rounds  # who is never picked releases nothing
@@ -275,6 +291,7 @@ def _calibrated(
             factors=factors,
             budget=Budget(epsilons[i], deltas[i]),
             penalty=config.training.penalty * plans[own.name].penalty if own.name in plans else 0.0,
+            shuffled=settings[own.name].shuffled if own.name in plans else 0,
         )
         for i, own in enumerate(plain)
     ]
@@ -299,6 +316,24 @@ def _count(
     if best.calibrated is None:
         raise Unsupported(f"{own.name}: no noise fits the counts of an adaptive clip ({best.why})")
     return Release(best.calibrated.mechanism, one, privacy.unit)
+
+
+def _counts(own: Participant, count: Release | None) -> tuple[Event, ...]:
+    """What the counts of all rounds cost."""
+    return () if count is None else (Repeated(PoissonSampled(own.rate, count), own.rounds),)
+
+
+def _mixed_among(config: Config, privacy: PrivacyConfig, own: Participant) -> int:
+    """The messages that the paper's lemma counts in a round; 0 where it is not used.
+
+    It is about messages of one release each. For several local steps it would be a lemma on their
+    sum, which no event here stands for: nothing is amplified then.
+    """
+    releases = own.trainings * (1 if privacy.unit == "client" else own.steps)
+    releases += privacy.clip_quantile is not None
+    if not config.training.shuffle or privacy.accounting == "vector" or releases > 1:
+        return 0
+    return config.training.clients_per_round or config.data.clients
 
 
 def _mechanism(name: str) -> str | Mechanism:

@@ -32,6 +32,7 @@ from udpfl.federation.folder import RunFolder
 from udpfl.federation.observers import Observer
 from udpfl.federation.participants import nothing_claimed
 from udpfl.federation.schedule import learning_rate
+from udpfl.federation.shuffler import Shuffler, by_content
 from udpfl.federation.trusted import TrustedServer
 from udpfl.harmonizer.ledger import Ledger
 
@@ -76,6 +77,8 @@ class Federation:
     """Rounds that each client has answered."""
     trusted: TrustedServer | None = None
     """Who adds the noise, where clients do not."""
+    shuffler: Shuffler | None = None
+    """Who stands between clients and server and takes names and order off messages."""
     unclaimed: str | None = None
     """Why no privacy is claimed, whatever the ledger says."""
     stopped: str | None = None
@@ -111,7 +114,13 @@ class Federation:
                 self._adapt_clip(answers.messages)
                 if self.trusted is not None:
                     answers.messages = self.trusted.merged(round_, answers.messages)
-                server = self.algorithm.aggregate(server, answers.messages)
+                received = answers.messages
+                if self.shuffler is not None:
+                    # From here on nobody knows who sent what. The server reads in an order of its
+                    # own, so that a round which runs again after a crash ends the same.
+                    answers.messages = self.shuffler.mixed(round_, answers.messages)
+                    received = by_content(answers.messages)
+                server = self.algorithm.aggregate(server, received)
                 average = self._averaged(average, server["model"], round_)
                 self._observe(round_, average, answers)
                 row = self._measure(round_, average, answers, time.perf_counter() - began)
@@ -240,8 +249,10 @@ class Federation:
 
     def _observe(self, round_: int, model: Tensor, answers: Answers) -> None:
         if round_ in self.config.record_updates:
-            for message in answers.messages:
-                self.folder.write_update(round_, message.client, message.to_bytes())
+            kept = by_content(answers.messages) if self.shuffler else answers.messages
+            for number, message in enumerate(kept):
+                name = message.client or f"message-{number}"
+                self.folder.write_update(round_, name, message.to_bytes())
         for observer in self.observers:
             for message in answers.messages:
                 observer.on_message(message.copy())

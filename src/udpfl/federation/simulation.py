@@ -40,6 +40,7 @@ from udpfl.federation.parts import (
 )
 from udpfl.federation.rounds import Federation, listed
 from udpfl.federation.shares import assumptions, divided, fitted, require_public
+from udpfl.federation.shuffler import NOTE, Shuffler, check_shuffle, shuffle_notes
 from udpfl.federation.trusted import ASSUMPTION, TrustedServer, check_trust
 from udpfl.harmonizer.ledger import Ledger
 from udpfl.plugins import look_here_too
@@ -101,6 +102,7 @@ def run(
 
     algorithm = algorithm_of(settings)
     check_trust(settings, algorithm)
+    check_shuffle(settings, algorithm)
     require_public(algorithm, public)
     network = network_of(settings, model, dataset)
     lane_model = LaneModel(network, loss or loss_of(dataset.task)).to(device)
@@ -155,6 +157,7 @@ def run(
             protection=protection,
             all_or_none=isinstance(settings.privacy, PrivacyConfig)
             and settings.privacy.exhausted == "stop",
+            note=NOTE if settings.training.shuffle else "",
         )
         federation = Federation(
             config=settings,
@@ -173,9 +176,13 @@ def run(
             trusted=TrustedServer.of(folder, key, stream, people)
             if algorithm.trusts_server
             else None,
+            shuffler=Shuffler(key, stream if seeded else None)
+            if settings.training.shuffle
+            else None,
             assumptions=(
                 *((ASSUMPTION,) if algorithm.trusts_server else ()),
                 *assumptions(settings, dataset, data, algorithm, public),
+                *shuffle_notes(settings, people, bool(algorithm.client_init(start))),
             ),
         )
         announce(observers, "on_start", settings, folder.path)

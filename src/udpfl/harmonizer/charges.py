@@ -43,6 +43,8 @@ class Charge:
     events: tuple[Event, ...]
     message: bytes = field(repr=False)
     state: bytes = field(default=b"", repr=False)
+    note: str = ""
+    """What else is to be known about it; a part of the chain."""
 
     def __post_init__(self) -> None:
         if not hasattr(self.round, "__index__") or isinstance(self.round, bool) or self.round < 0:

@@ -287,7 +287,7 @@ class Ledger:
             randomness[run] = found[0][0]
         for charge, totals in priced:
             owner = self._owner(charge.account)
-            append_charge(self._file, charge, owner, randomness[charge.run], totals)
+            append_charge(self._file, charge, owner, randomness[charge.run], totals, charge.note)
             self._outbox.put(charge)
 
     def import_charge(self, account: int, event: Event, *, source: str, note: str = "") -> str:

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 
 from udpfl.accounting import loss_distribution
 from udpfl.accounting.accountant import Accountant, Accounting, as_scalar, check_choices
-from udpfl.accounting.events import Composed, Event, PoissonSampled, Release, Repeated, Unit
+from udpfl.accounting.events import (
+    Composed,
+    Event,
+    PoissonSampled,
+    Release,
+    Repeated,
+    Shuffled,
+    Unit,
+)
 from udpfl.accounting.sensitivity import Sensitivity
 from udpfl.errors import InvalidInput
 from udpfl.mechanisms import Gaussian, Mechanism
@@ -30,6 +38,8 @@ class Setting:
     """Releases with so many times the noise, and how many; empty where all are alike."""
     besides: tuple[Event, ...] = ()
     """What else the budget has to pay for."""
+    shuffled: int = 0
+    """Messages of one release each that a shuffler mixes in a round; 0 without a shuffler."""
 
     def __post_init__(self) -> None:
         positive("epsilon", self.epsilon)
@@ -57,7 +67,9 @@ class Setting:
     def _releases(self, mechanism: Mechanism, factor: float, count: int) -> Event:
         noise = mechanism if factor == 1 else mechanism.scaled(factor)
         release = Release(noise, self.sensitivity, self.unit)
-        return Repeated(PoissonSampled(self.rate, release), count)
+        message = PoissonSampled(self.rate, release)
+        mixed = Shuffled(message, self.shuffled) if self.shuffled else message
+        return Repeated(mixed, count)
 
     def accounted_event(self, mechanism: Mechanism) -> Event:
         """The event as the chosen accounting reads it."""
