@@ -17,12 +17,13 @@ from udpfl.accounting import (
 )
 from udpfl.accounting.events import Event
 from udpfl.accounting.serial import event_from_dict, event_to_dict
-from udpfl.algorithms import Algorithm
+from udpfl.algorithms import Algorithm, OwnNoise
 from udpfl.config import Config, PrivacyConfig, per_client
 from udpfl.data import DataSet
 from udpfl.data.records import Indices
-from udpfl.engine import NormClipper
+from udpfl.engine import BallClipper, NormClipper
 from udpfl.errors import InvalidInput
+from udpfl.federation.own_noise import own_noise
 from udpfl.federation.shares import client_names, declared_sizes
 from udpfl.harmonizer import Budget, Client, Setting, harmonize
 from udpfl.mechanisms import BUILT_IN, Mechanism
@@ -50,6 +51,10 @@ class Participant:
     """Probability of the coin that decides in secret whether it takes part in a round."""
     penalty: float = 0.0
     """How strongly its steps are pulled towards the model of the client with the largest budget."""
+    parameters: bool = False
+    """Whether it releases its clipped parameters, and not how far they moved."""
+    delta: float | None = None
+    """At which its releases are stated where it has no budget."""
 
     @property
     def sampled(self) -> tuple[float, int]:
@@ -90,6 +95,8 @@ class Participant:
             "trainings": self.trainings,
             "participation": self.participation,
             "penalty": self.penalty,
+            "parameters": self.parameters,
+            "delta": self.delta,
             "release": None if self.release is None else event_to_dict(self.release),
             "budget": None if self.budget is None else [self.budget.epsilon, self.budget.delta],
         }
@@ -157,6 +164,8 @@ def participants(
     if not isinstance(config.privacy, PrivacyConfig):
         return plain
     try:
+        if noise := own_noise(config, algorithm, sizes):
+            return _prescribed(config.privacy, noise, plain, dimension)
         return _calibrated(config, config.privacy, plain, dimension)
     except InvalidInput as error:  # under the configuration key that the value came from
         if "." in error.parameter:
@@ -214,6 +223,24 @@ def _calibrated(
             else None,
             budget=Budget(epsilons[i], deltas[i]),
             penalty=config.training.penalty * plans[own.name].penalty if own.name in plans else 0.0,
+        )
+        for i, own in enumerate(plain)
+    ]
+
+
+def _prescribed(
+    privacy: PrivacyConfig, noise: OwnNoise, plain: Sequence[Participant], dimension: int
+) -> list[Participant]:
+    """Noise that the method brings along, charged as what it is; a budget could not be kept."""
+    clients = len(plain)
+    clipper = BallClipper(privacy.norm, per_client(privacy.clip, clients))
+    deltas = per_client(privacy.delta, clients)
+    return [
+        replace(
+            own,
+            release=Release(noise.up, clipper.sensitivity(i, dimension), privacy.unit),
+            parameters=True,
+            delta=deltas[i],
         )
         for i, own in enumerate(plain)
     ]
