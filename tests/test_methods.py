@@ -29,6 +29,9 @@ pytestmark = pytest.mark.usefixtures("one_thread", "no_report")
 RATE = 0.1
 ADAPTIVE = ("fedadagrad", "fedadam", "fedyogi")
 every_method = pytest.mark.parametrize("method", BUILT_IN)
+hiding_records = pytest.mark.parametrize(
+    "method", [name for name, method in BUILT_IN.items() if method.unit == "record"]
+)
 
 
 @pytest.fixture
@@ -369,14 +372,19 @@ def blobs():
 def private(method, folder, privacy, **training):
     """Four rounds of three among four clients; several local steps where the method takes them."""
     options = {"trimmed-mean": {"trim": 0.34}, "fedprox": {"mu": 0.5}}.get(method, {})
+    kind = BUILT_IN[method]
     return udpfl.run(
-        {"data": {"clients": 4}, "model": {"name": "logistic"}, "privacy": privacy},
+        {
+            "data": {"clients": 4, "public": 0.2 if kind.needs_public else 0},
+            "model": {"name": "logistic"},
+            "privacy": {**privacy, "unit": kind.unit},
+        },
         data=blobs(),
         training={
             "algorithm": method,
             "options": options,
             "rounds": 4,
-            "clients_per_round": 3,
+            "clients_per_round": 3 if kind.unit == "record" else None,
             "local_steps": 1 if method == "fedsgd" else 2,
             "learning_rate": 0.5,
             "server_learning_rate": 0.05 if method in ADAPTIVE else 1.0,
@@ -424,7 +432,7 @@ def test_a_method_resumes_to_the_same_result_whatever_the_lanes(tmp_path, method
     assert not torch.allclose(flat(other), flat(whole), rtol=1e-2, atol=1e-3)
 
 
-@every_method
+@hiding_records
 @pytest.mark.parametrize("mechanism", ["gaussian", "laplace"])
 def test_a_method_charges_what_it_trains_and_stays_within_budget(tmp_path, method, mechanism):
     budget = {"mechanism": mechanism, "epsilon": 3.0, "delta": 1e-4}
@@ -451,11 +459,11 @@ def test_every_method_states_its_facts():
     for name, method in BUILT_IN.items():
         assert method.name == name
         assert issubclass(method, Algorithm)
-        assert method.unit == "record"
+        assert method.unit == ("client" if name in ("dp-fedavg", "nbafl") else "record")
         for fact in ("paper", "releases", "guarantee"):
             assert fact in {key for kind in method.__mro__[:-3] for key in vars(kind)}, (name, fact)
             assert getattr(method, fact).strip()
-        assert "20" in method.paper
+        assert "20" in method.paper or "the UDP-FL paper" in method.paper
         assert method.guarantee.endswith(".")
         assert method.__doc__.strip()
 
@@ -469,8 +477,13 @@ def test_a_method_sends_what_it_says_it_releases(tmp_path, method):
             sent.update(message.tensors)
 
     options = {"trim": 0.34} if method == "trimmed-mean" else {}
+    public = 0.2 if BUILT_IN[method].needs_public else 0
     udpfl.run(
-        {"data": {"clients": 3}, "model": {"name": "logistic"}, "privacy": "none"},
+        {
+            "data": {"clients": 3, "public": public},
+            "model": {"name": "logistic"},
+            "privacy": "none",
+        },
         data=blobs(),
         training={"algorithm": method, "rounds": 1, "options": options, "learning_rate": 0.1},
         observers=[Listener()],
@@ -541,7 +554,7 @@ def test_the_command_lists_every_method_with_its_facts():
     for name, method in BUILT_IN.items():
         found = rows[name]
         facts = (found["paper"], found["releases"], found["unit"], found["guarantee"])
-        assert facts == (method.paper, method.releases, "record", method.guarantee)
+        assert facts == (method.paper, method.releases, method.unit, method.guarantee)
     assert rows["fedprox"]["options"] == {"mu": 0.1}
     assert rows["scaffold"]["options"] == {}
     table = CliRunner().invoke(app, ["methods"], env={"COLUMNS": "300"})

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,10 +14,16 @@ import torch
 from scipy import stats
 from torch import nn
 
+sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))  # scripts, not a package
+
+import nbafl_audit
+from tables import filled
+
 import udpfl
 from udpfl.accounting import PoissonSampled, Release, Repeated
 from udpfl.algorithms import ServerStep, Target, Terms
 from udpfl.algorithms.nbafl import NbAFL
+from udpfl.audit import Releases, audit_releases
 from udpfl.engine import BallClipper, Entropy, Keyed, MechanismNoiser, NormClipper
 from udpfl.errors import InvalidInput, Unsupported
 from udpfl.federation.clients import planned_protection
@@ -361,3 +370,71 @@ def test_what_its_noise_would_not_follow_is_refused(federate, privacy, training,
 def test_values_that_are_listed_and_alike_are_one_budget(federate):
     result, _ = federate({"epsilon": [2.0, 2.0], "mechanism": ["gaussian"]})
     assert result.privacy.epsilon > 0
+
+
+# The authors' claim, audited
+
+
+def descended(x, y, steps=20, rate=0.1, mu=0.1):
+    """Softmax regression from zero on all records in every step, by hand."""
+    x = np.c_[x.reshape(len(x), -1).astype(float), np.ones(len(x))]
+    wanted = np.eye(10)[y]
+    w = np.zeros((10, x.shape[1]))
+    for _ in range(steps):
+        scores = x @ w.T
+        scores = np.exp(scores - scores.max(1, keepdims=True))
+        gradient = (scores / scores.sum(1, keepdims=True) - wanted).T @ x / len(x)
+        w -= rate * (gradient + mu * w)
+    return np.concatenate([w[:, :-1].ravel(), w[:, -1]])
+
+
+def test_what_is_audited_is_what_training_makes_of_the_records():
+    for case in nbafl_audit.worlds(60):
+        for records in (case.one, case.other):
+            plain, _ = nbafl_audit.upload(records, 1, None)
+            wanted = descended(*records)
+            assert np.linalg.norm(plain - wanted) < 1e-3 * np.linalg.norm(wanted)
+            clip = np.linalg.norm(wanted) / 3
+            clipped, std = nbafl_audit.upload(records, 4, clip)
+            assert np.linalg.norm(clipped - wanted / 3) < 1e-3 * clip
+            c = math.sqrt(2 * math.log(1.25 / nbafl_audit.DELTA))
+            assert std == pytest.approx(c * 4 * (2 * clip / 60) / nbafl_audit.EPSILON)
+
+
+def test_one_record_refutes_the_authors_claim_and_not_ours():
+    for case in nbafl_audit.worlds(100):
+        found = nbafl_audit.verdict(case, 1, 20_000)
+        one, other = (descended(*records) for records in (case.one, case.other))
+        clip = np.linalg.norm(one)
+        moved = np.linalg.norm(other * min(1, clip / np.linalg.norm(other)) - one)
+        assert found["moved"] == pytest.approx(moved, rel=1e-2)
+        assert found["moved"] > 3 * found["granted"]
+        assert found["refuted"], case.name
+        assert found["proved"] > nbafl_audit.EPSILON
+        assert not found["stated_refuted"]
+        assert found["stated"] > found["proved"]
+
+
+def test_the_same_audit_leaves_a_true_claim_alone():
+    """Where one record does move a vector by 2C/m and no more, the noise is enough for ε = 1."""
+    noise = method(1, 1).own_noise(Target(1.0, 1e-5, 0.5, 100)).up
+    true = audit_releases(Releases(noise, np.array([2 * 0.5 / 100])), 1.0, 1e-5, trials=20_000)
+    assert not true.refuted
+    # and not where ε is far above 1: the formula was never proved there
+    loose = method(1, 1).own_noise(Target(40.0, 1e-5, 0.5, 100)).up
+    mu = 0.01 / loose.std
+    exact = stats.norm.cdf(mu / 2 - 40 / mu) - math.exp(40) * stats.norm.cdf(-mu / 2 - 40 / mu)
+    assert exact > 10 * 1e-5
+
+
+def test_the_page_quotes_the_result_file():
+    report = json.loads((nbafl_audit.RESULTS / "nbafl.json").read_text())
+    page = nbafl_audit.DOCUMENT.read_text()
+    assert filled(page, "nbafl", nbafl_audit.table(report)) == page
+    assert all(one["refuted"] and not one["stated_refuted"] for one in report["verdicts"])
+    assert round(report["verdicts"][0]["times"]) == 23
+    assert "23 times as far" in page
+    cells = json.loads((nbafl_audit.RESULTS / "methods.json").read_text())["cells"]
+    (stated,) = {cell["privacy"] for cell in cells if cell["method"].startswith("nbafl")}
+    assert "ε = 5.62e+04, " in stated
+    assert "ε = 56,200" in page
