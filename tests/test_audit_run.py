@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from udpfl import Gaussian, Release, Sensitivity, run
-from udpfl.audit import Subject
+from udpfl import Gaussian, Release, Sensitivity, account, run
+from udpfl.audit import Subject, audit_releases
 from udpfl.audit.one_run import Guesses, OneRun, SurerGuesses, guessed, one_run, per_sample
 from udpfl.audit.run import Target, audit_run
 from udpfl.cli import main
 from udpfl.config import load
+from udpfl.engine import MechanismNoiser
 from udpfl.errors import InvalidInput, Unsupported
 
 SMALL = """
@@ -240,3 +241,44 @@ def test_settings_on_top(capsys, config):
     )  # fmt: skip
     assert code == 0
     assert json.loads(out)[-1]["epsilon"] == pytest.approx(3.0, rel=0.02)
+
+
+METHODS = {
+    "scaffold": ('algorithm = "scaffold"\nlocal_steps = 2', ""),
+    "dp-fedavg": ('algorithm = "dp-fedavg"\noptions = { participation = 0.5 }', 'unit = "client"'),
+    "adaptive clip": ("", "clip_quantile = 0.5\nclip_share = 0.5"),
+    "pace": ("", 'pace = "increasing"'),
+}
+
+
+@pytest.mark.parametrize("case", METHODS)
+def test_methods_are_not_refuted(tmp_path, case):
+    training, privacy = METHODS[case]
+    path = tmp_path / "method.toml"
+    path.write_text(
+        '[model]\nname = "logistic"\n[data]\nclients = 4\n'
+        f"[training]\nrounds = 4\nlearning_rate = 0.5\n{training}\n"
+        f"[privacy]\nepsilon = 8.0\ndelta = 1e-3\n{privacy}\n"
+    )
+    verdicts = audit_run(path, trials=300, canaries=40)
+    assert not any(verdict.refuted for verdict in verdicts)
+    assert verdicts[-1].epsilon == pytest.approx(8.0, rel=2e-2)
+    views = {test.event.split(",")[0] for test in verdicts[-1].tests}
+    assert views == {"what the server sees", "what the final model shows"}
+
+
+def test_a_client_that_gets_too_little_noise_is_found(tmp_path, monkeypatch):
+    """The server adds a third of the noise that everyone was charged for."""
+    path = tmp_path / "client.toml"
+    path.write_text(
+        '[model]\nname = "logistic"\n[training]\nalgorithm = "dp-fedavg"\nrounds = 1\n'
+        '[privacy]\nunit = "client"\nepsilon = 2.0\ndelta = 1e-2\n'
+    )
+    target = Target.of(path)
+    whole = target.whole()
+    assert np.linalg.norm(whole.shift) <= 1.0
+    assert np.linalg.norm(whole.shift) == pytest.approx(1.0, rel=1e-3)
+    weak = MechanismNoiser([target.release.mechanism.scaled(1 / 3)])
+    epsilon = account(target.release, 0.05, "pld").epsilon
+    assert audit_releases(whole, epsilon, 0.05, trials=2_000, noiser=weak).refuted
+    assert not audit_releases(whole, epsilon, 0.05, trials=2_000, error=1e-3).refuted

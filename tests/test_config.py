@@ -196,7 +196,15 @@ def test_numbers_keep_their_kind():
         ({"data": {"by": "site"}}, "data.by", "which is 'iid'"),
         ({"data": {"declared_sizes": [5, 5]}}, "data.declared_sizes", "10 clients, got 2"),
         ({"data": {"clients": 1}, "privacy": {"clip": [1.0, 2.0]}}, "privacy.clip", "2 values"),
-        ({"privacy": {"unit": "client"}}, "privacy.unit", "client-level privacy is not available"),
+        (
+            {"privacy": {"unit": "client", "clip_quantile": 0.5}},
+            "privacy.clip_quantile",
+            "whole clients",
+        ),
+            {"privacy": {"unit": "client", "clip_quantile": 0.5}},
+            "privacy.clip_quantile",
+            "whole clients",
+        ),
         ({"privacy": {"mechanism": ["none", "laplace"]}}, "privacy.mechanism", "not for some"),
         (
             {"privacy": {"ledger": "l", "randomness": "seeded"}},

@@ -348,6 +348,8 @@ def test_hardly_any_noise_leaves_the_fixed_point_of_a_proximal_training(federate
         ({"mechanism": "laplace"}, {}, {}, r"privacy\.mechanism"),
         ({"mechanism": ["gaussian", "staircase"]}, {}, {}, r"privacy\.mechanism"),
         ({"norm": "l1"}, {}, {}, r"privacy\.norm"),
+        ({"pace": "increasing"}, {}, {}, r"privacy\.pace"),
+        ({"clip_quantile": 0.5}, {}, {}, r"privacy\.clip_quantile"),
         ({"accounting": "scalar"}, {}, {}, r"privacy\.accounting"),
         ({"epsilon": [1.0, 2.0]}, {}, {}, r"privacy\.epsilon"),
         ({"delta": [1e-3, 1e-4]}, {}, {}, r"privacy\.delta"),
@@ -365,6 +367,12 @@ def test_hardly_any_noise_leaves_the_fixed_point_of_a_proximal_training(federate
 def test_what_its_noise_would_not_follow_is_refused(federate, privacy, training, options, what):
     with pytest.raises((InvalidInput, Unsupported), match=what):
         federate(privacy, training, options=options)
+
+
+def test_an_audit_that_replays_updates_says_that_there_are_none(federate):
+    result, _ = federate()
+    with pytest.raises(Unsupported, match="releases parameters"):
+        udpfl.audit.audit_run(result.folder, data=blobs(), model=Wide())
 
 
 def test_values_that_are_listed_and_alike_are_one_budget(federate):

@@ -11,16 +11,34 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from udpfl.accounting import Accountant, Accounting, Release, account
+from udpfl.accounting import (
+    Accountant,
+    Accounting,
+    PoissonSampled,
+    Release,
+    Repeated,
+    account,
+)
 from udpfl.audit.bounds import check_error
-from udpfl.audit.mechanism import check_trials
+from udpfl.audit.mechanism import audit_releases, check_trials
 from udpfl.audit.one_run import SurerGuesses, one_run, per_sample
 from udpfl.audit.replay import Subject, replayed, verdict_of
 from udpfl.audit.verdict import Verdict
+from udpfl.audit.worlds import Releases
 from udpfl.config import Config, PrivacyConfig, load
 from udpfl.data import DataSet
 from udpfl.data.records import Indices
-from udpfl.engine import Entropy, Loss
+from udpfl.engine import (
+    Entropy,
+    LaneModel,
+    Lanes,
+    Limits,
+    Loss,
+    Noiseless,
+    NormClipper,
+    Unclipped,
+    train_round,
+)
 from udpfl.errors import InvalidInput, Unsupported
 from udpfl.federation.folder import RunFolder
 from udpfl.federation.participants import Participant, planned, selection
@@ -99,6 +117,11 @@ class Target:
         first = max(asked, key=lambda i: len(parts[i]))
         client = people[first]
         assert client.release is not None
+        if client.parameters:
+            raise Unsupported(
+                f"{settings.training.algorithm} releases parameters and updates are what is "
+                "replayed here: `udpfl audit mechanism` tries its noise"
+            )
         return cls(
             settings, data, parts, first, network, loss or loss_of(data.task), client,
             client.release,
@@ -133,6 +156,30 @@ class Target:
             return [torch.full_like(targets, label) for label in range(self.data.outputs)]
         spread = 3 * float(self.data.train.targets.std())
         return [targets + spread, targets - spread]
+
+    def whole(self) -> Releases:
+        """The client's own update at this model, clipped, as whoever sees the releases meets it.
+
+        With all its records in every step: what is hidden is the client, however it trains.
+        """
+        rows = torch.from_numpy(self.parts[self.number])
+        x = prepared(self.network, self.data.train.inputs[rows.numpy()], torch.device("cpu"))
+        y = torch.from_numpy(self.data.train.targets[rows.numpy()])
+        model, training = LaneModel(self.network, self.loss), self.settings.training
+        lanes = Lanes(
+            runs=("audit",), clients=(self.client.name,), records=(torch.arange(len(x)),),
+            rates=(1.0,), denominators=torch.tensor([float(len(x))]),
+            learning_rates=torch.tensor([training.learning_rate]), steps=(self.client.steps,),
+            clipper=Unclipped(), noiser=Noiseless(),
+        )  # fmt: skip
+        start = model.initial().unsqueeze(0)
+        trained = train_round(model, x, y, start, lanes, 0, Entropy(), Limits(1, 64))
+        bounded = self.release.sensitivity
+        clipper = NormClipper(bounded.norm, [bounded.bound])
+        update = clipper.clipped_rows(trained.parameters - start).sum[0].double().numpy()
+        return Releases(
+            self.release.mechanism, update, min(self.client.rounds, 10), self.client.participation
+        )
 
     def subjects(self) -> dict[str, Subject]:
         """The record alone, sampled as in the run; and in a full batch with two that oppose it."""
@@ -177,9 +224,12 @@ def audit_run(
             f"got {count}",
         )
     delta = target.client.budget.delta if target.client.budget else 1e-5
-    subjects, deltas = target.subjects(), (FAR, delta)
-    share = error / (len(subjects) * len(deltas) + (count > 0))
+    whole, deltas = target.release.unit == "client", (FAR, delta)
+    subjects = {} if whole else target.subjects()
+    share = error / ((len(subjects) + whole) * len(deltas) + (count > 0))
     verdicts = []
+    if whole:
+        verdicts += [_client(target, trials, d, share) for d in deltas]
     for name, subject in subjects.items():
         stream = Entropy()
         worlds = replayed(subject, trials, stream)  # one set of replays answers for every delta
@@ -193,6 +243,15 @@ def audit_run(
     if count:
         verdicts.append(_trained(target, count, delta, share))
     return verdicts
+
+
+def _client(target: Target, trials: int, delta: float, error: float) -> Verdict:
+    """The claim about a whole client, tried with the client's own update."""
+    releases = target.whole()
+    event = Repeated(PoissonSampled(releases.rate, target.release), releases.steps)
+    epsilon = account(event, delta, target.accountant, target.accounting).epsilon
+    name = f"{target.client.name} as a whole, {releases.steps} rounds"
+    return audit_releases(releases, epsilon, delta, claim=name, trials=trials, error=error)
 
 
 def _trained(target: Target, canaries: int, delta: float, error: float) -> Verdict:

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field
 from udpfl.accounting import Accountant, Accounting, Norm
 from udpfl.accounting.events import Unit
 from udpfl.config.section import Count, Fraction, Options, Positive, Section, Several, Text
+from udpfl.harmonizer.pacing import Pace
 
 T = TypeVar("T")
 
@@ -127,6 +128,29 @@ class PrivacyConfig(Section):
         description="Bound on one record's gradient, or on a client's whole update.",
     )
     norm: Norm = Field(default="l2", description="Norm in which it is clipped.")
+    clip_quantile: Fraction | None = Field(
+        default=None,
+        description="Adapt the clip so that this share of records lies within it, by a private "
+        "count each round; it stays as it is if not set.",
+        examples=[0.5],
+    )
+    clip_rate: Positive = Field(
+        default=0.2, description="clip_quantile: how fast the clip follows what was counted."
+    )
+    clip_share: float = Field(
+        default=0.1,
+        gt=0,
+        lt=1,
+        description="clip_quantile: share of the budget that the counts are planned with.",
+    )
+    pace: Pace = Field(
+        default="uniform",
+        description="How the budget is spread over the rounds: evenly, more and more, or less and "
+        "less of it.",
+    )
+    pace_ratio: float = Field(
+        default=2.0, ge=1, description="Noise of the most sparing round over that of the others."
+    )
     unit: Unit = Field(
         default="record",
         description="Whose presence is hidden: one record's, or with 'client' that of a client "
@@ -148,6 +172,12 @@ class PrivacyConfig(Section):
     )
 
     def _problems(self) -> Iterator[tuple[str, str]]:
+        if self.clip_quantile is not None and self.unit == "client":
+            yield "privacy.clip_quantile", "counts records: it is not available for whole clients"
+        if self.clip_quantile is not None and self.norm == "linf":
+            yield "privacy.clip_quantile", "is not available for linf, which clips coordinates"
+        if self.clip_quantile == 0:
+            yield "privacy.clip_quantile", "must be above 0: no clip has no record within it"
         if isinstance(self.mechanism, list) and "none" in self.mechanism:
             yield "privacy.mechanism", '"none" turns privacy off for all clients, not for some'
         if self.ledger is not None and (self.mechanism == "none" or self.randomness == "seeded"):

@@ -202,7 +202,7 @@ class _Part:
         return total.float(), over
 
     def _pass(self, parameters: Tensor, rows: Sequence[Tensor]) -> Clipped:
-        index, real = _padded(rows, parameters.device)
+        index, real = padded(rows, parameters.device)
         inputs, targets = self.inputs[index], self.targets[index]
         return self.lanes.clipper.clipped_sum(
             self.model.gradients(parameters, inputs, targets, real)
@@ -227,7 +227,7 @@ def _keys(lanes: Lanes, round_: int, step: int, purpose: str) -> list[Key]:
     ]
 
 
-def _padded(rows: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
+def padded(rows: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
     """Index sets as one matrix and a mask that says which entries are real."""
     width = max(len(row) for row in rows)
     index = torch.zeros(len(rows), width, dtype=torch.int64, device=device)

@@ -9,7 +9,7 @@ is in its ledger.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -32,15 +32,20 @@ from udpfl.engine import (
     Unclipped,
     train_round,
 )
+from udpfl.engine.counting import counted_within
 from udpfl.engine.randomness import Key, poisson_indices
 from udpfl.errors import BudgetExceeded
-from udpfl.federation.participants import Participant
+from udpfl.federation.participants import Participant, scaled
 from udpfl.harmonizer.charges import Charge
 from udpfl.harmonizer.ledger import Ledger
 
 WEAKEST = "weakest"
 """What clients receive beside the method's own: the last model of the largest budget's owner."""
 _PULL = "pull"
+CLIP = "clip"
+"""The same: today's clip over the one that was planned, where it adapts."""
+WITHIN = "within"
+"""What clients send beside the method's own: the noisy share of records within the clip."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +129,7 @@ class Clients:
             if again is not None:
                 stored[name] = again
                 continue
-            event = site.participant.round_event
+            event = site.participant.at(request.round).round_event
             if event is not None and self._ledger.would_exceed(site.account, event):
                 answers.refused[name] = "the budget does not allow another round"
                 continue
@@ -146,6 +151,8 @@ class Clients:
         train = _Training(self, request, sites)
         state = self._states(request, sites)
         tensors, state = self._algorithm.client_step(request.received, state, train)
+        if any(site.participant.count for site in sites):
+            tensors = {**tensors, WITHIN: train.within(request.received["model"])}
         answers.clipped_fraction, answers.signal_to_noise = train.diagnostics()
         charges = []
         for lane, site in enumerate(sites):
@@ -211,12 +218,14 @@ class _Training:
     def __init__(self, home: Clients, request: Request, sites: Sequence[Site]) -> None:
         self._home, self._round = home, request.round
         device = home._inputs.device
-        people = [site.participant for site in sites]
+        people = [site.participant.at(request.round) for site in sites]
         self.clients = tuple(person.name for person in people)
         self.learning_rates = torch.full((len(sites),), request.learning_rate, device=device)
         self.steps = torch.tensor([person.steps for person in people], device=device)
         self.events: list[list[Event]] = [[] for _ in sites]
-        clipper, noiser = home._protection(people)
+        # In another unit of length a release costs the same: it is charged as it was planned.
+        unit = float(request.received.get(CLIP, torch.ones(())))
+        clipper, noiser = home._protection([_in_unit(person, unit) for person in people])
         self._whole: tuple[Clipper, Noiser] | None = None
         if any(person.release is not None and person.release.unit == "client" for person in people):
             # Records are trained on as they are; what comes of them leaves as one update.
@@ -271,6 +280,26 @@ class _Training:
         self._measured.append((float(over.float().mean()), float(ratio.mean())))
         return parameters
 
+    def within(self, model: Tensor) -> Tensor:
+        """The share of each client's records whose gradient at this model is within its clip [L].
+
+        Guarantee: a noisy count, charged by itself; the declared size is what it is divided by.
+        """
+        home, lanes = self._home, self._lanes
+        counted = counted_within(
+            home._model, home._inputs, home._targets, model.expand(len(lanes), -1), lanes,
+            self._round, home._stream, home._limits,
+        )  # fmt: skip
+        releases = [person.count for person in self._people]
+        noiser = MechanismNoiser([release.mechanism for release in releases if release])
+        keys = [Key(home._key, client, self._round, 0, "count") for client in self.clients]
+        noisy = noiser.add(counted.unsqueeze(1), home._stream, keys)[:, 0]
+        for events, person in zip(self.events, self._people, strict=True):
+            event = person.count_event
+            if event is not None and home._claimed:
+                events.append(event)
+        return noisy / lanes.denominators + 0.5
+
     def _released(
         self, updates: Tensor, clipper: Clipper, noiser: Noiser
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -311,6 +340,13 @@ class _Training:
             return None, None
         fractions, ratios = zip(*self._measured, strict=True)
         return sum(fractions) / len(fractions), sum(ratios) / len(ratios)
+
+
+def _in_unit(person: Participant, unit: float) -> Participant:
+    """With clip and noise in another unit of length."""
+    if unit == 1 or person.release is None:
+        return person
+    return replace(person, release=scaled(person.release, clip=unit))
 
 
 def planned_protection(people: Sequence[Participant]) -> tuple[Clipper, Noiser]:

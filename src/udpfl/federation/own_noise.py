@@ -42,7 +42,8 @@ def _check(privacy: PrivacyConfig, name: str) -> None:
     mechanisms = privacy.mechanism if isinstance(privacy.mechanism, list) else [privacy.mechanism]
     if not set(mechanisms) <= {"gaussian", "auto"}:
         raise InvalidInput("privacy.mechanism", f'{name} adds Gaussian noise: set "gaussian"')
-    for key, wanted in (("norm", "l2"), ("unit", "client"), ("accounting", "vector")):
+    wants = {"norm": "l2", "unit": "client", "accounting": "vector", "pace": "uniform"}
+    for key, wanted in wants.items():
         if (given := getattr(privacy, key)) != wanted:
             raise InvalidInput(f"privacy.{key}", f'{name} needs "{wanted}", got {given!r}')
 

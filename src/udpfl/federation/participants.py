@@ -6,15 +6,12 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from udpfl.accounting import (
-    PoissonSampled,
-    Release,
-    Repeated,
-)
+from udpfl.accounting import Composed, PoissonSampled, Release, Repeated, Sensitivity
 from udpfl.accounting.events import Event
 from udpfl.accounting.serial import event_from_dict, event_to_dict
 from udpfl.algorithms import Algorithm, OwnNoise
@@ -22,10 +19,12 @@ from udpfl.config import Config, PrivacyConfig, per_client
 from udpfl.data import DataSet
 from udpfl.data.records import Indices
 from udpfl.engine import BallClipper, NormClipper
-from udpfl.errors import InvalidInput
+from udpfl.engine.counting import SENSITIVITY as COUNTED
+from udpfl.errors import InvalidInput, Unsupported
 from udpfl.federation.own_noise import own_noise
 from udpfl.federation.shares import client_names, declared_sizes
-from udpfl.harmonizer import Budget, Client, Setting, harmonize
+from udpfl.harmonizer import Budget, Choice, Client, Setting, choose, harmonize
+from udpfl.harmonizer.pacing import noise_factors
 from udpfl.mechanisms import BUILT_IN, Mechanism
 from udpfl.plugins import resolve
 
@@ -49,6 +48,12 @@ class Participant:
     """Trainings per round, as the method declares."""
     participation: float = 1.0
     """Probability of the coin that decides in secret whether it takes part in a round."""
+    count: Release | None = None
+    """What is asked once a round, where the clip adapts: how many records lie within it."""
+    factors: tuple[float, ...] = ()
+    """Noise of every round of the run over that of `release`; empty where all are alike."""
+    asked: tuple[int, ...] = ()
+    """The rounds that ask it, where they are not alike."""
     penalty: float = 0.0
     """How strongly its steps are pulled towards the model of the client with the largest budget."""
     parameters: bool = False
@@ -75,14 +80,33 @@ class Participant:
         return Repeated(PoissonSampled(rate, self.release), count * trainings)
 
     @property
+    def count_event(self) -> Event | None:
+        """What the count of one round costs."""
+        return None if self.count is None else PoissonSampled(self.rate, self.count)
+
+    @property
     def round_event(self) -> Event | None:
-        """What one round costs this client."""
-        return self.event(self.trainings)
+        """What one round costs this client, one like `at` made it."""
+        event, count = self.event(self.trainings), self.count_event
+        return event if event is None or count is None else Composed((event, count))
+
+    def at(self, round_: int) -> Participant:
+        """The client as it is in this round, the first is 1."""
+        if not self.factors or self.release is None:
+            return self
+        return replace(self, release=scaled(self.release, noise=self.factors[round_ - 1]))
 
     def rest_event(self, answered: int) -> Event | None:
         """What the run still costs this client, after the rounds it has answered."""
         event, left = self.round_event, self.rounds - answered
-        return None if event is None or left <= 0 else Repeated(event, left)
+        if event is None or left <= 0:
+            return None
+        if not self.factors:
+            return Repeated(event, left)
+        kinds = Counter(self.factors[round_ - 1] for round_ in self.asked[answered:])
+        first = {factor: self.factors.index(factor) + 1 for factor in kinds}
+        events = [(self.at(first[factor]).round_event, times) for factor, times in kinds.items()]
+        return Composed(Repeated(own, times) for own, times in events if own is not None)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for the run folder."""
@@ -97,6 +121,9 @@ class Participant:
             "penalty": self.penalty,
             "parameters": self.parameters,
             "delta": self.delta,
+            "count": None if self.count is None else event_to_dict(self.count),
+            "factors": list(self.factors),
+            "asked": list(self.asked),
             "release": None if self.release is None else event_to_dict(self.release),
             "budget": None if self.budget is None else [self.budget.epsilon, self.budget.delta],
         }
@@ -104,10 +131,29 @@ class Participant:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Participant:
         """The inverse of `to_dict`."""
-        release = None if data["release"] is None else event_from_dict(data["release"])
-        assert release is None or isinstance(release, Release)
         budget = None if data["budget"] is None else Budget(*data["budget"])
-        return cls(**{**data, "release": release, "budget": budget})
+        own = {
+            "release": _release(data["release"]),
+            "count": _release(data.get("count")),
+            "factors": tuple(data.get("factors", ())),
+            "asked": tuple(data.get("asked", ())),
+            "budget": budget,
+        }
+        return cls(**{**data, **own})
+
+
+def _release(data: dict[str, Any] | None) -> Release | None:
+    if data is None:
+        return None
+    release = event_from_dict(data)
+    assert isinstance(release, Release)
+    return release
+
+
+def scaled(release: Release, *, noise: float = 1.0, clip: float = 1.0) -> Release:
+    """The release with other noise, or with both noise and clip in another unit of length."""
+    bound = replace(release.sensitivity, bound=release.sensitivity.bound * clip)
+    return replace(release, mechanism=release.mechanism.scaled(noise * clip), sensitivity=bound)
 
 
 def selection(config: Config) -> list[tuple[int, ...]]:
@@ -149,6 +195,7 @@ def participants(
     """Calibrate every client's noise to its own budget and its own number of releases."""
     training = config.training
     rounds = Counter(client for chosen in schedule for client in chosen)
+    paced = isinstance(config.privacy, PrivacyConfig) and config.privacy.pace != "uniform"
     plain = [
         Participant(
             name=names[i] if names else f"client-{i}",
@@ -157,6 +204,7 @@ def participants(
             rounds=rounds[i],
             steps=training.local_steps,
             trainings=algorithm.trainings,
+            asked=tuple(r for r, chosen in enumerate(schedule, 1) if i in chosen) if paced else (),
             participation=algorithm.participation,
         )
         for i, size in enumerate(sizes)
@@ -182,6 +230,8 @@ def _calibrated(
     mechanisms = [_mechanism(name) for name in per_client(privacy.mechanism, clients)]
     clipper = NormClipper(privacy.norm, per_client(privacy.clip, clients))
     whole = privacy.unit == "client"
+    factors = noise_factors(privacy.pace, privacy.pace_ratio, config.training.rounds)
+    counts = {own.name: _count(privacy, own, epsilons[i], deltas[i]) for i, own in enumerate(plain)}
     settings = {
         own.name: Setting(
             epsilons[i],
@@ -192,6 +242,15 @@ def _calibrated(
             privacy.unit,
             privacy.accountant,
             privacy.accounting,
+            tuple(
+                (factor, times * own.trainings * (1 if whole else own.steps))
+                for factor, times in Counter(factors[r - 1] for r in own.asked).items()
+            )
+            if factors
+            else (),
+            tuple(Repeated(PoissonSampled(own.rate, count), own.rounds) for count in asked)
+            if (asked := [c for c in [counts[own.name]] if c is not None])
+            else (),
         )
         for i, own in enumerate(plain)
         if own.rounds  # who is never picked releases nothing
@@ -221,6 +280,8 @@ def _calibrated(
             )
             if own.name in plans
             else None,
+            count=counts[own.name],
+            factors=factors,
             budget=Budget(epsilons[i], deltas[i]),
             penalty=config.training.penalty * plans[own.name].penalty if own.name in plans else 0.0,
         )
@@ -244,6 +305,27 @@ def _prescribed(
         )
         for i, own in enumerate(plain)
     ]
+
+
+@lru_cache(maxsize=64)
+def _best(setting: Setting) -> Choice:
+    return choose(setting)[0]
+
+
+def _count(
+    privacy: PrivacyConfig, own: Participant, epsilon: float, delta: float
+) -> Release | None:
+    """The noise of a client's counts: what is best for one number and a share of the budget."""
+    if privacy.clip_quantile is None or not own.rounds:
+        return None
+    share, one = privacy.clip_share, Sensitivity(COUNTED, "l2", 1)
+    setting = Setting(
+        share * epsilon, share * delta, own.rounds, one, own.rate, privacy.unit, privacy.accountant
+    )
+    best = _best(setting)
+    if best.calibrated is None:
+        raise Unsupported(f"{own.name}: no noise fits the counts of an adaptive clip ({best.why})")
+    return Release(best.calibrated.mechanism, one, privacy.unit)
 
 
 def _mechanism(name: str) -> str | Mechanism:

@@ -26,7 +26,7 @@ from udpfl.config import Config, PrivacyConfig
 from udpfl.data.records import Task
 from udpfl.engine import LaneModel
 from udpfl.errors import LedgerError, Unsupported
-from udpfl.federation.clients import WEAKEST, Answers, Clients, Request, Site
+from udpfl.federation.clients import CLIP, WEAKEST, WITHIN, Answers, Clients, Request, Site
 from udpfl.federation.evaluation import evaluate
 from udpfl.federation.folder import RunFolder
 from udpfl.federation.observers import Observer
@@ -84,6 +84,8 @@ class Federation:
     stopped: str | None = None
     """Why the run ended before its last round."""
     _warned: set[str] = field(default_factory=set)
+    _clip: Tensor | None = None
+    """Today's clip over the one that was planned, where it adapts."""
     _weakest: Tensor | None = None
     """The model that the clients with the largest budget released last, where others are pulled
     towards it."""
@@ -109,6 +111,7 @@ class Federation:
                     continue  # nobody who was asked had budget left
                 self.answered.update(message.client for message in answers.messages)
                 self._remember_weakest(server["model"], answers.messages)
+                self._adapt_clip(answers.messages)
                 if self.trusted is not None:
                     answers.messages = self.trusted.merged(round_, answers.messages)
                 server = self.algorithm.aggregate(server, answers.messages)
@@ -144,7 +147,7 @@ class Federation:
         self.answered = Counter(answered)
         self._require_charges()
         tensors = {name: tensor.to(start.device) for name, tensor in tensors.items()}
-        self._weakest = tensors.get(WEAKEST)
+        self._weakest, self._clip = tensors.get(WEAKEST), tensors.get(CLIP)
         own = {name: v for name, v in tensors.items() if name.startswith("server.")}
         server = {name.removeprefix("server."): v for name, v in own.items()}
         self.metrics = self.folder.read_metrics(done)
@@ -166,14 +169,12 @@ class Federation:
         named = {f"server.{name}": tensor for name, tensor in server.items()}
         if self.config.training.averaging:
             named["average"] = average
-        if self._weakest is not None:
-            named[WEAKEST] = self._weakest
+        named |= self._beside()
         self.folder.write_checkpoint(round_, named, self.answered)
 
     def _ask(self, round_: int, server: Tensors, settled: int) -> Answers:
         received = self.algorithm.broadcast(server)
-        if self._weakest is not None:
-            received = {**received, WEAKEST: self._weakest}
+        received = {**received, **self._beside()}
         rate = learning_rate(self.config.training, round_)
         chosen = [self.sites[client] for client in self.schedule[round_ - 1]]
         answers = self.clients.answer(Request(round_, received, rate, settled), chosen)
@@ -184,6 +185,25 @@ class Federation:
             for name, tensor in message.tensors.items():
                 message.tensors[name] = tensor.to(device)
         return answers
+
+    def _beside(self) -> Tensors:
+        """What clients receive beside the method's own, and a checkpoint keeps."""
+        own = {WEAKEST: self._weakest, CLIP: self._clip}
+        return {name: tensor for name, tensor in own.items() if tensor is not None}
+
+    def _adapt_clip(self, messages: Sequence[ClientMessage]) -> None:
+        """Andrew et al. 2021, "Differentially private learning with adaptive clipping", Section 2:
+        the clip moves by a factor, up where too few records were within it, down where too many.
+
+        Guarantee: made of noisy counts alone, so it costs what those cost.
+        """
+        privacy = self.config.privacy
+        if not isinstance(privacy, PrivacyConfig) or privacy.clip_quantile is None:
+            return
+        within = weighted_mean(messages, WITHIN).clamp(0.0, 1.0)
+        before = torch.ones_like(within) if self._clip is None else self._clip
+        moved = before * torch.exp(-privacy.clip_rate * (within - privacy.clip_quantile))
+        self._clip = moved.clamp(1e-3, 1e3)
 
     def _remember_weakest(self, model: Tensor, messages: Sequence[ClientMessage]) -> None:
         """The mean of what the clients with the largest budget have just released."""
@@ -247,6 +267,7 @@ class Federation:
             "bytes_down": answers.bytes_down,
             "seconds": round(seconds, 4),
             "drift": _drift(answers.messages),
+            **({} if self._clip is None else {"clip_factor": round(float(self._clip), 6)}),
             "learning_rate": learning_rate(self.config.training, round_),
             "simulation_only": {
                 "clip_fraction": answers.clipped_fraction,

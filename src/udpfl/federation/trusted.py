@@ -15,6 +15,8 @@ from udpfl.errors import InvalidInput, Unsupported
 from udpfl.federation.folder import RunFolder
 from udpfl.federation.participants import Participant
 
+EVERYONE = "everyone"
+"""The name on what a trusted server lets out."""
 ASSUMPTION = (
     "assumes a server that adds the noise, keeps the updates it receives to itself and tells "
     "nobody who took part"
@@ -77,7 +79,7 @@ class TrustedServer:
         keys = [Key(self.key, "server", round_, 0)]
         noisy = self.noiser.add(total.float().unsqueeze(0), self.stream, keys)[0]
         merged = ClientMessage(
-            "everyone",
+            EVERYONE,
             round_,
             {"update": noisy / self.expected},
             messages[0].events,

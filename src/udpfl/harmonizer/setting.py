@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from udpfl.accounting import loss_distribution
 from udpfl.accounting.accountant import Accountant, Accounting, as_scalar, check_choices
-from udpfl.accounting.events import Event, PoissonSampled, Release, Repeated, Unit
+from udpfl.accounting.events import Composed, Event, PoissonSampled, Release, Repeated, Unit
 from udpfl.accounting.sensitivity import Sensitivity
 from udpfl.errors import InvalidInput
 from udpfl.mechanisms import Gaussian, Mechanism
@@ -26,6 +26,10 @@ class Setting:
     unit: Unit = "record"
     accountant: Accountant = "best"
     accounting: Accounting = "vector"
+    factors: tuple[tuple[float, int], ...] = ()
+    """Releases with so many times the noise, and how many; empty where all are alike."""
+    besides: tuple[Event, ...] = ()
+    """What else the budget has to pay for."""
 
     def __post_init__(self) -> None:
         positive("epsilon", self.epsilon)
@@ -45,9 +49,15 @@ class Setting:
                 )
 
     def event(self, mechanism: Mechanism) -> Event:
-        """All releases with this noise."""
-        release = Release(mechanism, self.sensitivity, self.unit)
-        return Repeated(PoissonSampled(self.rate, release), self.releases)
+        """All releases with this noise, and everything besides."""
+        alike = ((1.0, self.releases),)
+        parts = [self._releases(mechanism, *own) for own in self.factors or alike]
+        return Composed((*parts, *self.besides)) if self.factors or self.besides else parts[0]
+
+    def _releases(self, mechanism: Mechanism, factor: float, count: int) -> Event:
+        noise = mechanism if factor == 1 else mechanism.scaled(factor)
+        release = Release(noise, self.sensitivity, self.unit)
+        return Repeated(PoissonSampled(self.rate, release), count)
 
     def accounted_event(self, mechanism: Mechanism) -> Event:
         """The event as the chosen accounting reads it."""
