@@ -317,8 +317,8 @@ def test_a_resumed_run_has_the_same_noise_down(federate):
 
 
 def test_hardly_any_noise_leaves_the_fixed_point_of_a_proximal_training(federate):
-    """Clients with losses |w - a|^2 a / 2 each: one step of K moves by (1 - eta (a + mu)) per step,
-    so a training moves w by -p (w - a), p = (1 - (1 - eta (A + mu))^K) A / (A + mu)."""
+    """Client losses are A (w - a)^2 / 2, so K steps along A (w - a) + mu (w - w0) move w0 by
+    -p (w0 - a), p = (1 - (1 - eta (A + mu))^K) A / (A + mu): at rest the means cancel."""
     rate, steps, mu = 0.1, 5, 0.5
     curvatures, minima, sizes = (1.0, 4.0), (3.0, -1.0), (10, 30)
     data = []
