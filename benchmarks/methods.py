@@ -9,9 +9,10 @@ not run again, so the command may be stopped and repeated. In the end the table 
 is made again from the file.
 
 Every method gets as many noisy releases as configs/default.toml or configs/mnist.toml plans, so all
-have the same noise: more local steps mean fewer rounds. Beside that, each has the settings below.
-They were chosen by a few runs on the embedded digits with seed 0: what is reported for that seed is
-a little better than it should be.
+have the same noise: more local steps mean fewer rounds. The one exception is nbafl, whose noise is
+its authors' and keeps no such budget; each cell has the privacy that was stated. Beside that, each
+has the settings below. They were chosen by a few runs on the embedded digits with seed 0: what is
+reported for that seed is a little better than it should be.
 """
 
 from __future__ import annotations
@@ -64,6 +65,13 @@ METHODS: dict[str, dict[str, Any]] = {
         "server_momentum": 0.5,
         "options": {"participation": 0.5},
     },
+    # In few rounds: its noise grows with their number. The table must not call this a budget.
+    "nbafl, by its own claim": {
+        "local_steps": 20,
+        "learning_rate": 0.3,
+        "server_momentum": 0.0,
+        "averaging": 0.0,
+    },
 }
 OTHERWISE: dict[str, dict[str, Any]] = {
     "fedavg, clip by quantile": {"privacy": {"clip_quantile": 0.5}},
@@ -76,6 +84,7 @@ OTHERWISE: dict[str, dict[str, Any]] = {
         "data": {"clients": 100},
         "privacy": {"unit": "client", "delta": 1e-3},
     },
+    "nbafl, by its own claim": {"privacy": {"unit": "client", "clip": 5.0}},
 }
 """What other sections of the configuration a method needs."""
 

@@ -461,10 +461,11 @@ def test_every_method_states_its_facts():
     for name, method in BUILT_IN.items():
         assert method.name == name
         assert issubclass(method, Algorithm)
+        assert method.unit == ("client" if name in ("dp-fedavg", "nbafl") else "record")
         for fact in ("paper", "releases", "guarantee"):
             assert fact in {key for kind in method.__mro__[:-3] for key in vars(kind)}, (name, fact)
             assert getattr(method, fact).strip()
-        assert "20" in method.paper
+        assert "20" in method.paper or "the UDP-FL paper" in method.paper
         assert method.guarantee.endswith(".")
         assert method.__doc__.strip()
 

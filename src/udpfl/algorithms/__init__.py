@@ -4,7 +4,9 @@ from udpfl import engine as _engine  # noqa: F401  (says which extra is missing)
 from udpfl.algorithms.base import (
     Algorithm,
     LocalTraining,
+    OwnNoise,
     ServerStep,
+    Target,
     Terms,
     local_update,
     stacked,
@@ -20,6 +22,7 @@ from udpfl.algorithms.fedsgd import FedSGD
 from udpfl.algorithms.median import Median
 from udpfl.algorithms.message import ClientMessage, Tensors
 from udpfl.algorithms.mode_connectivity import ModeConnectivity
+from udpfl.algorithms.nbafl import NbAFL
 from udpfl.algorithms.public import PublicData
 from udpfl.algorithms.scaffold import Scaffold
 from udpfl.algorithms.trimmed_mean import TrimmedMean
@@ -39,6 +42,7 @@ BUILT_IN: dict[str, type[Algorithm]] = {
     "mode-connectivity": ModeConnectivity,
     "bezier": Bezier,
     "dp-fedavg": DpFedAvg,
+    "nbafl": NbAFL,
 }
 
 __all__ = [
@@ -50,8 +54,11 @@ __all__ = [
     "FedAvg",
     "LocalTraining",
     "ModeConnectivity",
+    "NbAFL",
+    "OwnNoise",
     "PublicData",
     "ServerStep",
+    "Target",
     "Tensors",
     "Terms",
     "local_update",

@@ -20,6 +20,7 @@ from udpfl.algorithms.message import ClientMessage, Tensors
 from udpfl.algorithms.public import PublicData
 from udpfl.engine import Correct
 from udpfl.errors import Unsupported
+from udpfl.mechanisms import Mechanism
 
 
 class LocalTraining(Protocol):
@@ -52,6 +53,35 @@ class Terms:
     local_steps: int
     learning_rate: Callable[[int], float]
     """The clients' learning rate in round 1, 2, ..., rounds."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a method with noise of its own is to aim at; nobody says that it hits."""
+
+    epsilon: float
+    delta: float
+    clip: float
+    """Norm to which a client's parameters are clipped."""
+    smallest: int
+    """Declared records of the smallest client."""
+
+    @property
+    def moved(self) -> float:
+        """How far one record would move a mean over records of such vectors."""
+        return 2 * self.clip / self.smallest
+
+
+@dataclass(frozen=True)
+class OwnNoise:
+    """Noise that a method prescribes. What is charged is what this noise really hides."""
+
+    up: Mechanism
+    """On a client's clipped parameters."""
+    down: Mechanism | None
+    """On the global model, before clients receive it."""
+    claim: str
+    """What its authors promise of it, and why that is not what is stated."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +153,13 @@ class Algorithm(ABC):
         if self._public is None:
             raise Unsupported(f"{self.name}: the server was not prepared with public data")
         return self._public
+
+    def own_noise(self, target: Target) -> OwnNoise | None:
+        """The noise of a method that prescribes it; None where it is calibrated to the budget.
+
+        Clients of such a method release their clipped parameters, not how far those moved.
+        """
+        return None
 
     def init(self, parameters: Tensor) -> Tensors:
         """Server state for initial parameters [d]; its entry "model" is the global model."""

@@ -117,6 +117,11 @@ class Target:
         first = max(asked, key=lambda i: len(parts[i]))
         client = people[first]
         assert client.release is not None
+        if client.parameters:
+            raise Unsupported(
+                f"{settings.training.algorithm} releases parameters and updates are what is "
+                "replayed here: `udpfl audit mechanism` tries its noise"
+            )
         return cls(
             settings, data, parts, first, network, loss or loss_of(data.task), client,
             client.release,

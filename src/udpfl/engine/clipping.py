@@ -113,6 +113,22 @@ class NormClipper(Clipper):
         return Clipped((torch.clamp(full, -bound, bound) * kept).sum(1), over)
 
 
+class BallClipper(NormClipper):
+    """Clips whole rows to a ball, of which any point may take the place of any other.
+
+    All that stands behind a row together moves it by the diameter at most: by twice the bound.
+    """
+
+    def lanes(self, which: slice) -> BallClipper:
+        return BallClipper(self.norm, self.bounds[which])
+
+    def sensitivity(self, lane: int, dimension: int) -> Sensitivity:
+        return Sensitivity(2 * self.bounds[lane], self.norm, dimension)
+
+    def clipped_sum(self, gradients: Gradients) -> Clipped:
+        raise Unsupported("BallClipper clips whole rows, not the gradients of records")
+
+
 class Unclipped(Clipper):
     """The plain sum, for training without privacy. It has no sensitivity."""
 

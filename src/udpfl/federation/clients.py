@@ -19,6 +19,7 @@ from udpfl.accounting.shuffling import unshuffled
 from udpfl.algorithms import Algorithm, ClientMessage, Tensors
 from udpfl.algorithms.message import tensors_from_bytes, tensors_to_bytes
 from udpfl.engine import (
+    BallClipper,
     Clipper,
     Correct,
     LaneModel,
@@ -295,8 +296,9 @@ class _Training:
         parameters = trained.parameters
         over, ratio = trained.clipped_fraction, trained.signal_to_noise
         if self._whole is not None:
-            update, over, ratio = self._released(parameters - start, *self._whole)
-            parameters = start + update
+            origin = torch.zeros_like(start) if self._people[0].parameters else start
+            moved, over, ratio = self._released(parameters - origin, *self._whole)
+            parameters = origin + moved
         self._calls += 1
         self._measured.append((float(over.float().mean()), float(ratio.mean())))
         return parameters
@@ -324,7 +326,7 @@ class _Training:
     def _released(
         self, updates: Tensor, clipper: Clipper, noiser: Noiser
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Whole updates, each clipped and noised, with the diagnostics of that."""
+        """Whole updates or parameters, each clipped and noised, with the diagnostics of that."""
         home, clipped = self._home, clipper.clipped_rows(updates)
         keys = [
             Key(home._key, client, self._round, self._calls, "update") for client in self.clients
@@ -378,7 +380,10 @@ def planned_protection(people: Sequence[Participant]) -> tuple[Clipper, Noiser]:
     planned = [release for release in releases if release is not None]
     assert len(planned) == len(releases), "either everyone is private or no one is"
     norm = planned[0].sensitivity.norm
-    clipper = NormClipper(norm, [release.sensitivity.bound for release in planned])
+    bounds = [release.sensitivity.bound for release in planned]
+    clipper = NormClipper(norm, bounds)
+    if any(person.parameters for person in people):  # the bound is the diameter of their ball
+        clipper = BallClipper(norm, [bound / 2 for bound in bounds])
     for lane, release in enumerate(planned):
         dimension = release.sensitivity.dimension
         assert dimension is not None

@@ -21,13 +21,14 @@ from udpfl.accounting import (
 )
 from udpfl.accounting.events import Event
 from udpfl.accounting.serial import event_from_dict, event_to_dict
-from udpfl.algorithms import Algorithm
+from udpfl.algorithms import Algorithm, OwnNoise
 from udpfl.config import Config, PrivacyConfig, per_client
 from udpfl.data import DataSet
 from udpfl.data.records import Indices
-from udpfl.engine import NormClipper
+from udpfl.engine import BallClipper, NormClipper
 from udpfl.engine.counting import SENSITIVITY as COUNTED
 from udpfl.errors import InvalidInput, Unsupported
+from udpfl.federation.own_noise import own_noise
 from udpfl.federation.shares import client_names, declared_sizes
 from udpfl.harmonizer import Budget, Choice, Client, Setting, choose, harmonize
 from udpfl.harmonizer.pacing import noise_factors
@@ -65,6 +66,10 @@ class Participant:
     shuffled: int = 0
     """Messages of a round among which its own is mixed, where nominal accounting counts on that; a
     guarantee never does."""
+    parameters: bool = False
+    """Whether it releases its clipped parameters, and not how far they moved."""
+    delta: float | None = None
+    """At which its releases are stated where it has no budget."""
 
     @property
     def sampled(self) -> tuple[float, int]:
@@ -130,6 +135,8 @@ class Participant:
             "trainings": self.trainings,
             "participation": self.participation,
             "penalty": self.penalty,
+            "parameters": self.parameters,
+            "delta": self.delta,
             "count": None if self.count is None else event_to_dict(self.count),
             "factors": list(self.factors),
             "asked": list(self.asked),
@@ -222,6 +229,8 @@ def participants(
     if not isinstance(config.privacy, PrivacyConfig):
         return plain
     try:
+        if noise := own_noise(config, algorithm, sizes):
+            return _prescribed(config.privacy, noise, plain, dimension)
         return _calibrated(config, config.privacy, plain, dimension)
     except InvalidInput as error:  # under the configuration key that the value came from
         if "." in error.parameter:
@@ -292,6 +301,24 @@ def _calibrated(
             budget=Budget(epsilons[i], deltas[i]),
             penalty=config.training.penalty * plans[own.name].penalty if own.name in plans else 0.0,
             shuffled=settings[own.name].shuffled if own.name in plans else 0,
+        )
+        for i, own in enumerate(plain)
+    ]
+
+
+def _prescribed(
+    privacy: PrivacyConfig, noise: OwnNoise, plain: Sequence[Participant], dimension: int
+) -> list[Participant]:
+    """Noise that the method brings along, charged as what it is; a budget could not be kept."""
+    clients = len(plain)
+    clipper = BallClipper(privacy.norm, per_client(privacy.clip, clients))
+    deltas = per_client(privacy.delta, clients)
+    return [
+        replace(
+            own,
+            release=Release(noise.up, clipper.sensitivity(i, dimension), privacy.unit),
+            parameters=True,
+            delta=deltas[i],
         )
         for i, own in enumerate(plain)
     ]

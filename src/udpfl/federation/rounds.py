@@ -30,6 +30,7 @@ from udpfl.federation.clients import CLIP, WEAKEST, WITHIN, Answers, Clients, Re
 from udpfl.federation.evaluation import evaluate
 from udpfl.federation.folder import RunFolder
 from udpfl.federation.observers import Observer
+from udpfl.federation.own_noise import Downlink
 from udpfl.federation.participants import nothing_claimed
 from udpfl.federation.schedule import learning_rate
 from udpfl.federation.shuffler import Shuffler, by_content
@@ -79,6 +80,8 @@ class Federation:
     """Who adds the noise, where clients do not."""
     shuffler: Shuffler | None = None
     """Who stands between clients and server and takes names and order off messages."""
+    downlink: Downlink | None = None
+    """Noise on what the server sends, where a method brings its own."""
     unclaimed: str | None = None
     """Why no privacy is claimed, whatever the ledger says."""
     stopped: str | None = None
@@ -121,6 +124,8 @@ class Federation:
                     answers.messages = self.shuffler.mixed(round_, answers.messages)
                     received = by_content(answers.messages)
                 server = self.algorithm.aggregate(server, received)
+                if self.downlink is not None:
+                    server = self.downlink.noised(round_, server)
                 average = self._averaged(average, server["model"], round_)
                 self._observe(round_, average, answers)
                 row = self._measure(round_, average, answers, time.perf_counter() - began)
@@ -304,10 +309,11 @@ class Federation:
         return replace(statement, notes=(*statement.notes, *own, *self.assumptions))
 
     def _delta(self, site: Site) -> float:
-        """The delta of the client's budget, in the ledger or in this run."""
+        """The delta of the client's budget, in the ledger or in this run; else its own."""
         budget = self.ledger.budget(site.account) or site.participant.budget
-        assert budget is not None, "whoever takes part in a private run has a budget"
-        return budget.delta
+        delta = budget.delta if budget else site.participant.delta
+        assert delta is not None, "whoever takes part in a private run has a delta"
+        return delta
 
     def _spending(self) -> dict[str, Any]:
         statements = list(self.statements().values())

@@ -28,6 +28,7 @@ from udpfl.federation.evaluation import final_evaluation
 from udpfl.federation.folder import RunFolder
 from udpfl.federation.observers import Observer, announce
 from udpfl.federation.outcome import Run
+from udpfl.federation.own_noise import Downlink, own_noise
 from udpfl.federation.participants import Participant, planned, selection
 from udpfl.federation.parts import (
     OWN,
@@ -123,6 +124,7 @@ def run(
     people = [Participant.from_dict(row) for row in folder.read_json("participants.json")]
     identity = folder.read_json("run.json")
     _require_same_model(people, lane_model.layout.dimension)
+    noise = own_noise(settings, algorithm, [person.declared_size for person in people])
 
     ledger_path = Path(identity["ledger"]) if identity["ledger"] else folder.ledger
     with folder.locked(), Ledger(ledger_path) as ledger:
@@ -179,7 +181,9 @@ def run(
             shuffler=Shuffler(key, stream if seeded else None)
             if settings.training.shuffle
             else None,
+            downlink=None if protection else Downlink.of(noise, key, stream),
             assumptions=(
+                *((noise.claim,) if noise else ()),
                 *((ASSUMPTION,) if algorithm.trusts_server else ()),
                 *assumptions(settings, dataset, data, algorithm, public),
                 *shuffle_notes(settings, people, bool(algorithm.client_init(start))),

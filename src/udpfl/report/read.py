@@ -245,7 +245,9 @@ def _client(row: Row, held: Sequence[float] | None, statement: PrivacyStatement 
         values = ", ".join(f"{k} {v:.4g}" for k, v in parameters if isinstance(v, int | float))
         name = mechanism.get("name") or mechanism["class"]  # built in, or one's own
         noise = f"{name} ({values})" if values else str(name)
-        clip = f"{bound['norm']} {bound['bound']:g}"
+        # Parameters within the clip can move by twice as much: from one end to the other.
+        size = bound["bound"] / 2 if row.get("parameters") else bound["bound"]
+        clip = f"{bound['norm']} {size:g}"
     return Client(
         name=str(row["name"]),
         declared_size=int(row["declared_size"]),

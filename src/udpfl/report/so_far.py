@@ -53,10 +53,15 @@ def _of_client(
     ledger: Ledger, nominal_run: str | None, person: Row, held: Sequence[int]
 ) -> PrivacyStatement:
     if not held:  # the run never came to open its account
-        return accounted({}, person["budget"][1])
+        return accounted({}, _delta(person))
     return largest(_of_account(ledger, nominal_run, person, id_) for id_ in held)
 
 
 def _of_account(ledger: Ledger, nominal_run: str | None, person: Row, id_: int) -> PrivacyStatement:
     budget = ledger.budget(id_)
-    return ledger.statement(id_, budget.delta if budget else person["budget"][1], nominal_run)
+    return ledger.statement(id_, budget.delta if budget else _delta(person), nominal_run)
+
+
+def _delta(person: Row) -> float:
+    """That of the budget, or the client's own where the method's noise could keep none."""
+    return float(person["budget"][1] if person["budget"] else person["delta"])

@@ -1,0 +1,75 @@
+"""Methods that bring noise of their own: what they may be asked for, and the noise on the way down.
+
+Their noise is not calibrated here, so no budget is promised for it. It is charged like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from udpfl.algorithms import Algorithm, OwnNoise, Target, Tensors
+from udpfl.config import Config, PrivacyConfig
+from udpfl.engine import MechanismNoiser, PrivateStream
+from udpfl.engine.randomness import Key
+from udpfl.errors import InvalidInput
+
+
+def own_noise(config: Config, algorithm: Algorithm, sizes: Sequence[int]) -> OwnNoise | None:
+    """The method's own noise for clients of these declared sizes; None where it brings none."""
+    privacy = config.privacy
+    if not isinstance(privacy, PrivacyConfig):
+        return None
+    target = Target(
+        _one(privacy.epsilon), _one(privacy.delta), _one(privacy.clip), smallest=min(sizes)
+    )
+    noise = algorithm.own_noise(target)
+    if noise is not None:
+        _check(privacy, config.training.algorithm)
+    return noise
+
+
+def _one(value: float | list[float]) -> float:
+    return value[0] if isinstance(value, list) else value
+
+
+def _check(privacy: PrivacyConfig, name: str) -> None:
+    """Refuse settings that the method's noise would not follow."""
+    for key in ("epsilon", "delta", "clip"):
+        value = getattr(privacy, key)
+        if isinstance(value, list) and len(set(value)) > 1:
+            raise InvalidInput(f"privacy.{key}", f"{name} has one for all clients, got {value!r}")
+    mechanisms = privacy.mechanism if isinstance(privacy.mechanism, list) else [privacy.mechanism]
+    if not set(mechanisms) <= {"gaussian", "auto"}:
+        raise InvalidInput("privacy.mechanism", f'{name} adds Gaussian noise: set "gaussian"')
+    wants = {"norm": "l2", "unit": "client", "accounting": "vector", "pace": "uniform"}
+    for key, wanted in wants.items():
+        if (given := getattr(privacy, key)) != wanted:
+            raise InvalidInput(f"privacy.{key}", f'{name} needs "{wanted}", got {given!r}')
+
+
+@dataclass(frozen=True)
+class Downlink:
+    """Noise on the global model, before clients receive it.
+
+    It is added to a function of what clients have released, so it costs nothing. For the same
+    reason nothing is kept for a crash, as a trusted server has to: fresh noise on the same uploads
+    tells nothing that the uploads did not, and whoever the guarantee is about has seen those.
+    """
+
+    key: str
+    stream: PrivateStream
+    noiser: MechanismNoiser
+
+    @classmethod
+    def of(cls, noise: OwnNoise | None, key: str, stream: PrivateStream) -> Downlink | None:
+        """For a method's own noise, where it has any on the way down."""
+        if noise is None or noise.down is None:
+            return None
+        return cls(key, stream, MechanismNoiser([noise.down]))
+
+    def noised(self, round_: int, server: Tensors) -> Tensors:
+        """The server's state with a noisy model."""
+        keys = [Key(self.key, "server", round_, 0, "downlink")]
+        model = self.noiser.add(server["model"].unsqueeze(0), self.stream, keys)[0]
+        return {**server, "model": model}
