@@ -54,16 +54,16 @@ METHODS: dict[str, dict[str, Any]] = {
     f"fedprox, {STEPS} steps": {"local_steps": STEPS, "options": {"mu": 0.1}},
     f"scaffold, {STEPS} steps": {"local_steps": STEPS},
     "bezier": {"local_steps": 1},
-    "fedavg, clip by quantile": {"local_steps": 1},
+    "fedavg, clip by quantile": {"local_steps": 1, "learning_rate": 0.4},
     "fedavg, increasing pace": {"local_steps": 1},
     "fedavg, not private": {"local_steps": 1, "learning_rate": 0.1, "server_momentum": 0.9},
     "fedavg, 5 % public": {"local_steps": 1},
     "mode-connectivity, 5 % public": {"local_steps": 1},
     "dp-fedavg, 100 clients": {
-        "local_steps": STEPS,
-        "learning_rate": 0.5,
+        "local_steps": 10,
+        "learning_rate": 0.4,
         "server_momentum": 0.5,
-        "options": {"participation": 0.5},
+        "averaging": 0.5,
     },
     # In few rounds: its noise grows with their number. The table must not call this a budget.
     "nbafl, by its own claim": {
