@@ -212,9 +212,9 @@ def test_the_clip_finds_the_quantile(federate):
         clients=1,
     )
     x, y = blobs()
-    folder = np.load(result.folder / "records.npz")
-    train = folder["train"] if "train" in folder else np.arange(len(x))
-    rows = train[folder["client-0"]]
+    with np.load(result.folder / "records.npz") as kept:
+        train = kept["train"] if "train" in kept else np.arange(len(x))
+        rows = train[kept["client-0"]]
     sizes = norms(net, torch.from_numpy(x)[rows], torch.from_numpy(y)[rows])
     clip = 0.05 * result.metrics[-1]["clip_factor"]
     assert np.mean(sizes <= clip) == pytest.approx(0.6, abs=0.08)
@@ -278,3 +278,27 @@ def test_an_event_of_a_plain_setting_is_what_it_was():
     release = Release(Gaussian(1.0), Sensitivity(1.0))
     setting = Setting(1.0, 1e-5, 7, Sensitivity(1.0), 0.5)
     assert setting.event(Gaussian(1.0)) == Repeated(PoissonSampled(0.5, release), 7)
+
+
+def test_dropout_does_not_tie_one_record_to_another():
+    """Removing a record moves the count by a half, whatever state torch's generator is in."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+    x, y = torch.randn(20, 4), torch.randint(0, 2, (20,))
+    torch.manual_seed(7)
+    first = torch.rand(1)
+    torch.manual_seed(7)
+    counted(model, x, y, 0.7)
+    assert torch.equal(torch.rand(1), first)  # it drew nothing that others could know
+
+
+def test_a_round_that_is_too_dear_does_not_end_a_pace_that_gets_cheaper(federate, tmp_path):
+    shared = str(tmp_path / "shared.sqlite")
+    first, _ = federate({"ledger": shared, "epsilon": 3.0}, {"rounds": 1}, net=_seeded())
+    assert first.stopped is None
+    result, _ = federate(
+        {"ledger": shared, "epsilon": 3.0, "pace": "decaying", "pace_ratio": 20.0},
+        {"rounds": 4},
+        net=_seeded(),
+    )
+    assert all(statement.epsilon <= 3.0 for statement in result.clients.values())

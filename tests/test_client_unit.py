@@ -235,11 +235,11 @@ def test_the_mean_is_the_sum_over_a_public_number(tmp_path):
     people = [Participant(str(i), 10, 1.0, 5, 1, release, participation=0.5) for i in range(4)]
     server = TrustedServer.of(folder, "k", Keyed(0), people)
     messages = [
-        ClientMessage(str(i), 1, {"update": torch.full((3,), float(i))}, (), {"declared_size": 10})
+        ClientMessage(str(i), 1, {"update": torch.full((3,), 0.1 * i)}, (), {"declared_size": 10})
         for i in range(3)  # one of four was refused: the denominator stays
     ]
     (merged,) = server.merged(1, messages)
-    assert merged.tensors["update"].tolist() == pytest.approx([1.5] * 3)
+    assert merged.tensors["update"].tolist() == pytest.approx([0.15] * 3)
 
 
 def test_after_a_crash_the_same_noise_is_used_again(tmp_path):
@@ -262,7 +262,7 @@ def test_after_a_crash_the_same_noise_is_used_again(tmp_path):
         ({"unit": "record"}, {}, {}, "privacy.unit"),
         ({}, {"clients_per_round": 2}, {}, "clients_per_round"),
         ({}, {}, {"record_updates": [1]}, "record_updates"),
-        ({"epsilon": [1.0, 2.0]}, {}, {}, "one noise"),
+        ({"epsilon": [1.0, 2.0]}, {}, {}, "privacy.epsilon"),
         ({}, {"options": {"participation": 0.0}}, {}, "participation"),
         ({}, {"options": {"participation": True}}, {}, "participation"),
     ],
@@ -334,3 +334,117 @@ def test_a_resumed_run_is_pulled_as_before(federate):
     resumed = udpfl.run(resume=folder, model=linear(), data=blobs())
     for first, second in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(first, second)
+
+
+# What a review found
+
+
+def test_a_pace_reaches_the_noise_of_a_trusted_server(federate):
+    """Each round's noise is the one that was charged for it."""
+    result, seen = trusted(
+        federate, 1.0, {"learning_rate": 1e-12, "rounds": 4}, pace="increasing", pace_ratio=4.0
+    )
+    person = people_of(result)[0]
+    for message in seen.messages:
+        noise = message.tensors["update"].numpy() * 6
+        std = person.at(message.round).release.mechanism.std
+        assert stats.kstest(noise, stats.norm(0, std).cdf).pvalue > 1e-6
+    stds = [person.at(r).release.mechanism.std for r in range(1, 5)]
+    assert stds[0] == pytest.approx(4 * stds[-1])
+
+
+def test_the_ledger_itself_says_that_a_server_was_trusted(federate, tmp_path):
+    shared = str(tmp_path / "shared.sqlite")
+    trusted(federate, 1.0, ledger=shared, epsilon=2.0)
+    with Ledger(tmp_path / "shared.sqlite", read_only=True) as ledger:
+        account = ledger.accounts()[0].id
+        assert "assumes a server" in str(ledger.statement(account))
+        ledger_run = next(ledger.history(account)).run
+        assert all(ledger.message(ledger_run, a.id, 2) is None for a in ledger.accounts())
+    # Another method on the same ledger: what it states covers what the server was trusted with.
+    with Ledger(tmp_path / "shared.sqlite") as ledger:
+        for own in ledger.accounts():
+            ledger.set_budget(own.id, udpfl.Budget(9.0, 1e-3))
+    later, _ = federate({"ledger": shared, "epsilon": 2.0}, net=Wide(), clients=6)
+    assert "assumes a server" in str(later.privacy)
+    assert "Not against the server" in (later.folder / "report.html").read_text()
+
+
+def test_a_client_cannot_change_its_data_to_get_a_new_budget(tmp_path):
+    x, y = blobs()
+    shared = {"unit": "client", "delta": 1e-3, "ledger": str(tmp_path / "l.sqlite")}
+    for change, refused in ((0.0, False), (1e-3, True)):
+        settings = {
+            "out": str(tmp_path / f"run-{change}"), "privacy": shared,
+            "training": {"rounds": 1}, "data": {"clients": 3},
+        }  # fmt: skip
+        if refused:
+            with pytest.raises(InvalidInput, match="known there with other data"):
+                udpfl.run(settings, data=(x + np.float32(change), y), model=linear())
+        else:
+            udpfl.run(settings, data=(x, y), model=linear())
+
+
+def test_updates_are_within_the_bound_when_they_are_summed(tmp_path):
+    """Rounding on the way may lengthen an update: the server clips once more."""
+    folder = RunFolder.create(tmp_path / "run")
+    release = Release(udpfl.Gaussian(1e-12), udpfl.Sensitivity(1.0, "l2", 3), "client")
+    server = TrustedServer.of(folder, "k", Keyed(0), [Participant("a", 9, 1.0, 5, 1, release)])
+    long = ClientMessage("a", 1, {"update": torch.tensor([3.0, 4.0, 0.0])}, (), {})
+    (merged,) = server.merged(1, [long])
+    assert merged.tensors["update"].tolist() == pytest.approx([0.6, 0.8, 0.0], rel=1e-3)
+
+
+def test_an_empty_file_is_not_taken_for_no_file(tmp_path):
+    folder = RunFolder.create(tmp_path / "run")
+    release = Release(udpfl.Gaussian(1.0), udpfl.Sensitivity(1.0, "l2", 3), "client")
+    server = TrustedServer.of(folder, "k", Keyed(0), [Participant("a", 9, 1.0, 5, 1, release)])
+    folder.write_aggregate(1, b"")
+    with pytest.raises(InvalidInput):
+        server.merged(1, [ClientMessage("a", 1, {"update": torch.zeros(3)}, (), {})])
+
+
+def test_a_run_without_a_readable_checkpoint_is_not_begun_anew(federate):
+    result, _ = trusted(federate, 1.0)
+    for checkpoint in (result.folder / "checkpoints").iterdir():
+        checkpoint.write_bytes(b"damaged")
+    with pytest.raises(LedgerError, match="no checkpoint"):
+        udpfl.run(resume=result.folder, model=Wide(), data=blobs())
+
+
+def test_a_run_that_stopped_early_can_go_on(federate, tmp_path):
+    shared = tmp_path / "shared.sqlite"
+    first, _ = trusted(federate, 1.0, {"rounds": 2}, ledger=str(shared), epsilon=2.0)
+    assert first.stopped is None
+    short, _ = trusted(
+        federate, 1.0, {"rounds": 6, "checkpoint_every": 10}, ledger=str(shared), epsilon=1.0
+    )
+    assert short.stopped
+    with Ledger(shared) as ledger:
+        for own in ledger.accounts():
+            ledger.set_budget(own.id, udpfl.Budget(20.0, 1e-3))
+    resumed = udpfl.run(resume=short.folder, model=Wide(), data=blobs())
+    assert resumed.stopped is None
+    assert resumed.metrics[-1]["round"] == 6
+
+
+def test_nothing_tells_how_many_took_part(federate):
+    result, _ = trusted(federate, 0.5)
+    for row in result.metrics:
+        assert set(row["simulation_only"].values()) == {None}
+        assert row["participants"] == 6
+    assert len({row["bytes_up"] for row in result.metrics}) == 1
+
+
+def test_a_pull_is_refused_before_anyone_pays(federate, tmp_path):
+    with pytest.raises(InvalidInput, match=r"training\.penalty"):
+        federate({"unit": "record", "epsilon": [1.0, 2.0]}, {"algorithm": "fedsgd", "penalty": 0.5})
+    assert not (tmp_path / "run-0").exists()
+
+
+def test_the_report_speaks_of_the_client(federate):
+    result, _ = federate({"epsilon": 2.0})
+    page = (result.folder / "report.html").read_text()
+    assert "whether a client with all its records was there" in page
+    assert "which has twice the ε" in page
+    assert "whether a record was there" not in page

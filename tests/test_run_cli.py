@@ -161,7 +161,7 @@ def test_the_installed_command_prints_nothing_but_its_answer(config):
         (["privacy.epsilon='8'"], ["privacy.epsilon", "'8'"]),
         (["privacy.delta=1.0"], ["privacy.delta", "< 1", "1.0"]),
         (["training.sampling_rate=1.5"], ["training.sampling_rate", "<= 1", "1.5"]),
-        (["privacy.unit=client"], ["privacy.unit", "not available yet", "record"]),
+        (["privacy.unit=person"], ["privacy.unit", "record", "client"]),
         (["privacy.norm=l3"], ["privacy.norm", "l3", "linf"]),
         (["privacy.mechanism=gausian"], ["privacy.mechanism", "gausian", "gaussian"]),
         (["privacy.mechanism=off"], ["privacy.mechanism", "known are", "none"]),

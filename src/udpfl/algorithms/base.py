@@ -116,6 +116,8 @@ class Algorithm(ABC):
     trusts_server: ClassVar[bool] = False
     """Whether clients send clipped updates without noise, which a trusted server adds to their sum.
     Then `aggregate` gets a single message, the noisy mean."""
+    sends_update: ClassVar[bool] = True
+    """Whether messages have an "update", from the model that was sent to the client's own."""
     participation: float = 1.0
     """Probability that a client takes part in a round, by a coin that nobody else sees."""
     paper: ClassVar[str] = ""

@@ -28,6 +28,7 @@ class FedSGD(Algorithm):
         "McMahan et al. 2017, Communication-efficient learning of deep networks from "
         "decentralized data (FedSGD)"
     )
+    sends_update = False
     releases = "gradient: the noisy mean gradient of one step"
     guarantee = "The gradient itself is clipped and noised, one release a round."
 

@@ -55,6 +55,7 @@ class NbAFL(FedProx):
         "Wei et al. 2020, Federated learning with differential privacy: algorithms and "
         "performance analysis"
     )
+    sends_update = False
     releases = "parameters: clipped as a whole and noised by the authors' formula"
     unit = "client"
     guarantee = (

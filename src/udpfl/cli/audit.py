@@ -83,7 +83,7 @@ def mechanism(
 
     udpfl audit mechanism --epsilon 4 --dimension 1000 --trials 200000
 
-    udpfl audit mechanism --epsilon 1 --dimension 1000 --accounting scalar
+    udpfl audit mechanism --mechanism laplace --epsilon 3 --dimension 500
     """
     from udpfl.audit import Releases, audit_releases
     from udpfl.audit import canary as canary_of

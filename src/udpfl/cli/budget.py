@@ -89,12 +89,18 @@ def show(
         )
     console = Console()
     console.print(table)
+    said: dict[str, list[str]] = {}
     for balance in balances:
         notes = list(balance.statement.notes)
+        if balance.statement.kind != "none" and balance.statement.unit == "client":
+            notes.append("ε is for the whole client, not for one record")
         if balance.imported:
             notes.append(f"{balance.imported:,} of the releases were imported from elsewhere")
         for note in notes:
-            console.print(f"{balance.account.client}: {note}", highlight=False, markup=False)
+            said.setdefault(note, []).append(balance.account.client)
+    for note, names in said.items():
+        who = ", ".join(names) if len(names) <= 3 else f"{len(names)} clients"
+        console.print(f"{who}: {note}", highlight=False, markup=False)
 
 
 @budget.command("set")

@@ -124,15 +124,19 @@ def _remarks(comparison: Comparison) -> Iterator[str]:
     if bounds := _bounds(comparison):
         deltas = {statement.delta for statement in bounds}
         at = f" at δ = {deltas.pop():g}" if len(deltas) == 1 else ""
-        first = bounds[0]
+        first, units = bounds[0], {statement.unit for statement in bounds}
         yield (
             f"ε is guaranteed{at} for one {first.unit} {_RELATIONS[first.neighbours]}, for each "
-            "run by itself: a record pays again in every run that it takes part in."
+            f"run by itself: a {first.unit} pays again in every run that it takes part in."
+            if len(units) == 1
+            else "[yellow]Some rows hide one record, others a whole client[/]: their ε's, for each "
+            "run by itself, cannot be compared."
         )
         notes = (note for statement in bounds for note in statement.notes)
         for note in dict.fromkeys(notes):
             if note.startswith("assumes"):
-                yield escape(f"It {note}.")
+                all_of_them = all(note in statement.notes for statement in bounds)
+                yield escape(f"It {note}." if all_of_them else f"In some rows it {note}.")
     if any(statement.kind == "nominal" for statement in bounds):
         yield (
             "[yellow]Nominal: scalar accounting, not a privacy guarantee.[/] The column ε is what "

@@ -42,10 +42,12 @@ def counted_within(
             rows = poisson_indices(stream, key, lanes.records[lane], lanes.rates[lane])
             for part in rows.split(max(1, limits.samples)):
                 index, real = padded([part], parameters.device)
-                gradients = model.gradients(
-                    parameters[lane : lane + 1], inputs[index], targets[index], real
-                )
-                sizes = gradients.norms(order)
+                # Random layers draw here as they do in training: from nothing others could know.
+                with stream.layers(key._replace(purpose="counting layers"), parameters.device):
+                    gradients = model.gradients(
+                        parameters[lane : lane + 1], inputs[index], targets[index], real
+                    )
+                    sizes = gradients.norms(order)
                 within = torch.isfinite(sizes) & (sizes <= clipper.bounds[lane])
                 sums[lane] += (within.float() - 0.5).sum()
     return sums

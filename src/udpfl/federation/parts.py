@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import inspect
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,7 @@ def algorithm_of(settings: Config) -> Algorithm:
     if not (issubclass(kind, Algorithm) if isinstance(kind, type) else callable(kind)):
         raise refusal
     server = ServerStep(training.server_learning_rate, training.server_momentum)
+    _check_options(training.algorithm, kind, training.options)
     try:
         made = kind(server, **training.options)
     except TypeError as error:
@@ -171,6 +173,22 @@ def algorithm_of(settings: Config) -> Algorithm:
         )
     )
     return made
+
+
+def _check_options(name: str, kind: Any, given: Mapping[str, Any]) -> None:
+    """Refuse options that the method does not have."""
+    parameters = list(inspect.signature(kind).parameters.values())[1:]  # the server comes first
+    if any(own.kind is inspect.Parameter.VAR_KEYWORD for own in parameters):
+        return
+    known = [own.name for own in parameters]
+    for option in given:
+        if option not in known:
+            near = difflib.get_close_matches(option, known, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise InvalidInput(
+                f"training.options.{option}",
+                f"{name} has no such option; {hint}it has {', '.join(known) or 'none'}",
+            )
 
 
 def loss_of(task: Task) -> Loss:

@@ -109,6 +109,8 @@ class Federation:
                 began = time.perf_counter()
                 answers = self._ask(round_, server, settled)
                 if self._exhausted(answers, round_):
+                    if self.metrics and self.metrics[-1]["round"] > saved:
+                        self._checkpoint(self.metrics[-1]["round"], server, average)
                     break
                 if not answers.messages:
                     continue  # nobody who was asked had budget left
@@ -117,6 +119,8 @@ class Federation:
                 self._adapt_clip(answers.messages)
                 if self.trusted is not None:
                     answers.messages = self.trusted.merged(round_, answers.messages)
+                    # From how many were clipped one could tell how many took part.
+                    answers.clipped_fraction = answers.signal_to_noise = None
                 received = answers.messages
                 if self.shuffler is not None:
                     # From here on nobody knows who sent what. The server reads in an order of its
@@ -149,6 +153,11 @@ class Federation:
         """Server state, averaged model and rounds done: from a checkpoint, or fresh."""
         found = self.folder.read_checkpoint()
         if found is None:
+            if any(self.ledger.rounds_charged(self.run, site.account) for site in self.sites):
+                raise LedgerError(
+                    f"no checkpoint of {self.folder.path} can be read, and its rounds were charged "
+                    "already: it cannot be resumed"
+                )
             server = self.algorithm.init(start)
             self._checkpoint(0, server, start)
             return server, start, 0
@@ -238,7 +247,9 @@ class Federation:
         stop = isinstance(privacy, PrivacyConfig) and privacy.exhausted == "stop"
         to_come = {client for chosen in self.schedule[round_ - 1 :] for client in chosen}
         names = {self.sites[client].participant.name for client in to_come}
-        alone = not answers.messages and names <= self._warned
+        # With a pace of its own a later round may cost less, and fit.
+        paced = any(site.participant.factors for site in self.sites)
+        alone = not answers.messages and names <= self._warned and not paced
         if answers.refused and (stop or alone):
             reason = next(iter(answers.refused.values()))
             why = "stopped" if stop else "no client is left to train"

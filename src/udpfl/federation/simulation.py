@@ -42,7 +42,8 @@ from udpfl.federation.parts import (
 from udpfl.federation.rounds import Federation, listed
 from udpfl.federation.shares import assumptions, divided, fitted, require_public
 from udpfl.federation.shuffler import NOTE, Shuffler, check_shuffle, shuffle_notes
-from udpfl.federation.trusted import ASSUMPTION, TrustedServer, check_trust
+from udpfl.federation.trusted import TrustedServer, check_trust
+from udpfl.harmonizer.charges import TRUSTED
 from udpfl.harmonizer.ledger import Ledger
 from udpfl.plugins import look_here_too
 from udpfl.report import write_report
@@ -103,6 +104,10 @@ def run(
 
     algorithm = algorithm_of(settings)
     check_trust(settings, algorithm)
+    if settings.training.penalty and not algorithm.sends_update:
+        raise InvalidInput(
+            "training.penalty", f"{settings.training.algorithm} sends no updates to be pulled to"
+        )
     check_shuffle(settings, algorithm)
     require_public(algorithm, public)
     network = network_of(settings, model, dataset)
@@ -159,7 +164,7 @@ def run(
             protection=protection,
             all_or_none=isinstance(settings.privacy, PrivacyConfig)
             and settings.privacy.exhausted == "stop",
-            note=NOTE if settings.training.shuffle else "",
+            note=TRUSTED if algorithm.trusts_server else NOTE if settings.training.shuffle else "",
         )
         federation = Federation(
             config=settings,
@@ -184,7 +189,6 @@ def run(
             downlink=None if protection else Downlink.of(noise, key, stream),
             assumptions=(
                 *((noise.claim,) if noise else ()),
-                *((ASSUMPTION,) if algorithm.trusts_server else ()),
                 *assumptions(settings, dataset, data, algorithm, public),
                 *shuffle_notes(settings, people, bool(algorithm.client_init(start))),
             ),
@@ -387,6 +391,12 @@ def _sites(
         account = ledger.account(person.name, fingerprint)
         note = None
         if shared and ledger.other_data(person.name, fingerprint):
+            if private and person.release is not None and person.release.unit == "client":
+                raise InvalidInput(
+                    "privacy.ledger",
+                    f"{person.name} is known there with other data: whole clients are hidden here, "
+                    "and a client's budget cannot begin anew with every change of its records",
+                )
             changed.append(person.name)
             note = _CHANGED
         if person.budget and guaranteed and ledger.budget(account) is None:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from udpfl.algorithms import Algorithm, ClientMessage
 from udpfl.config import Config, PrivacyConfig
-from udpfl.engine import MechanismNoiser, Noiseless, Noiser, PrivateStream
+from udpfl.engine import MechanismNoiser, NormClipper, PrivateStream
 from udpfl.engine.randomness import Key
 from udpfl.errors import InvalidInput, Unsupported
 from udpfl.federation.folder import RunFolder
@@ -17,10 +18,6 @@ from udpfl.federation.participants import Participant
 
 EVERYONE = "everyone"
 """The name on what a trusted server lets out."""
-ASSUMPTION = (
-    "assumes a server that adds the noise, keeps the updates it receives to itself and tells "
-    "nobody who took part"
-)
 
 
 def check_trust(config: Config, algorithm: Algorithm) -> None:
@@ -30,6 +27,15 @@ def check_trust(config: Config, algorithm: Algorithm) -> None:
     name = config.training.algorithm
     if isinstance(config.privacy, PrivacyConfig) and config.privacy.unit != "client":
         raise InvalidInput("privacy.unit", f'{name} hides whole clients: set it to "client"')
+    for key in ("epsilon", "delta", "mechanism", "clip"):
+        if isinstance(getattr(config.privacy, key, None), list):
+            raise InvalidInput(
+                f"privacy.{key}",
+                f"{name} adds one noise to the sum of all updates: it cannot differ from client to "
+                "client",
+            )
+    if algorithm.trainings != 1:
+        raise Unsupported(f"{name} trains {algorithm.trainings} times a round: noise is for once")
     if config.training.clients_per_round is not None:
         raise InvalidInput(
             "training.clients_per_round",
@@ -52,38 +58,43 @@ class TrustedServer:
     folder: RunFolder
     key: str
     stream: PrivateStream
-    noiser: Noiser
-    expected: float
-    """Clients that take part in a round, on average."""
+    person: Participant
+    """What every client has planned for."""
+    clients: int
 
     @classmethod
     def of(
         cls, folder: RunFolder, key: str, stream: PrivateStream, people: Sequence[Participant]
     ) -> TrustedServer:
         """For these clients, who must all have planned for the same noise."""
-        releases = {person.release for person in people}
-        if len(releases) > 1:
+        plans = {(person.release, person.factors, person.participation) for person in people}
+        if len(plans) > 1:
             raise Unsupported(
                 "a trusted server adds one noise to the sum of all updates: budgets, mechanisms "
                 "and clips cannot differ from client to client"
             )
-        release = releases.pop()
-        noiser = Noiseless() if release is None else MechanismNoiser([release.mechanism])
-        return cls(folder, key, stream, noiser, len(people) * people[0].participation)
+        return cls(folder, key, stream, people[0], len(people))
 
     def merged(self, round_: int, messages: Sequence[ClientMessage]) -> list[ClientMessage]:
         """One message in the place of all: the noisy mean."""
-        if stored := self.folder.read_aggregate(round_):
+        if (stored := self.folder.read_aggregate(round_)) is not None:
             return [ClientMessage.from_bytes(stored)]
-        total = torch.stack([message.tensors["update"] for message in messages]).double().sum(0)
-        keys = [Key(self.key, "server", round_, 0)]
-        noisy = self.noiser.add(total.float().unsqueeze(0), self.stream, keys)[0]
+        updates = torch.stack([message.tensors["update"] for message in messages])
+        noisy = self._noisy_sum(round_, updates)
+        mean = (noisy / (self.clients * self.person.participation)).float()
         merged = ClientMessage(
-            EVERYONE,
-            round_,
-            {"update": noisy / self.expected},
-            messages[0].events,
-            {"declared_size": 1},
+            EVERYONE, round_, {"update": mean}, messages[0].events, {"declared_size": 1}
         )
         self.folder.write_aggregate(round_, merged.to_bytes())
         return [merged]
+
+    def _noisy_sum(self, round_: int, updates: Tensor) -> Tensor:
+        release = self.person.at(round_).release
+        if release is None:
+            return updates.double().sum(0)
+        # Clipped once more: on its way a clipped update was rounded.
+        bounded = release.sensitivity
+        clipper = NormClipper(bounded.norm, [bounded.bound] * len(updates))
+        total = clipper.clipped_rows(updates).sum.double().sum(0, keepdim=True)
+        noiser = MechanismNoiser([release.mechanism])
+        return noiser.add(total, self.stream, [Key(self.key, "server", round_, 0)])[0]

@@ -17,6 +17,13 @@ from udpfl.errors import InvalidInput, UdpflError
 from udpfl.harmonizer.ledger_file import LedgerFile, now
 from udpfl.harmonizer.spending import NO_CLAIM
 
+TRUSTED = "noise by a trusted server"
+"""The note beside a charge for what a server adds noise to."""
+TRUST = (
+    "assumes a server that adds the noise, keeps the updates it receives to itself and tells "
+    "nobody who took part, and that the number of clients is public"
+)
+"""What a statement about such charges takes for granted."""
 IMPORTED = "imported-"
 """How the runs begin under which spending outside of this package is charged."""
 

@@ -14,6 +14,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self, get_args
@@ -25,6 +26,8 @@ from udpfl.errors import BudgetExceeded, InvalidInput, LedgerError
 from udpfl.harmonizer.budget import Budget
 from udpfl.harmonizer.charges import (
     IMPORTED,
+    TRUST,
+    TRUSTED,
     Account,
     Charge,
     Entry,
@@ -196,6 +199,8 @@ class Ledger:
         statement = accounted(spending.totals, delta)
         if spending.imported:
             statement = resting_on_imports(statement)
+        if spending.trusting:
+            statement = replace(statement, notes=(*statement.notes, TRUST))
         own = None if nominal_run is None else self.spent(account, nominal_run)
         return statement if own is None else nominal_before(statement, own, delta)
 
@@ -220,15 +225,15 @@ class Ledger:
         spending = self._spending.setdefault((account, run), Spending())
         rows = self._file.rows(  # a charge whose run is gone still counts, and proves nothing
             "SELECT c.event, sum(c.count), max(r.randomness IS NOT 'entropy'), "
-            f"max(c.run GLOB '{IMPORTED}*'), max(c.id) "
+            f"max(c.run GLOB '{IMPORTED}*'), max(c.note = '{TRUSTED}'), max(c.id) "
             "FROM charges c LEFT JOIN runs r ON r.id = c.run "
             "WHERE c.account = ? AND c.id > ? AND c.run = ifnull(?, c.run) GROUP BY c.event",
             *(account, spending.last, run),
         )
         if rows:
-            texts, counts, seeded, imported, last = zip(*rows, strict=True)
+            texts, counts, seeded, imported, trusting, last = zip(*rows, strict=True)
             totals = Counter(dict(zip(texts, counts, strict=True)))
-            spending.advance(totals, any(seeded), any(imported), max(last))
+            spending.advance(totals, any(seeded), any(imported), any(trusting), max(last))
         return spending
 
     # Charging

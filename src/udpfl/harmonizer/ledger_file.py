@@ -103,6 +103,7 @@ class LedgerFile:
         if ("meta",) not in found and (found or read_only):
             raise LedgerError(f"{self.path} is not a ledger")
         self._db.execute("PRAGMA foreign_keys = ON")
+        self._db.execute("PRAGMA secure_delete = ON")  # what is forgotten is overwritten
         if not read_only:
             # For a new file only: a message is many pages long, and each of them costs.
             self._db.execute("PRAGMA page_size = 65536")

@@ -54,8 +54,9 @@ class Setting:
             if self.delta >= ever_used:
                 raise InvalidInput(
                     "delta",
-                    f"{self.delta:g} is at least the probability {ever_used:.3g} that a record is "
-                    "ever used, so it permits publishing records outright; choose a smaller one",
+                    f"{self.delta:g} is at least the probability {ever_used:.3g} that a "
+                    f"{self.unit} is ever used, so it permits publishing {self.unit}s outright; "
+                    "choose a smaller one",
                 )
 
     def event(self, mechanism: Mechanism) -> Event:

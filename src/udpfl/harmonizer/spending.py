@@ -109,13 +109,18 @@ class Spending:
         self.totals: Counter[str] = Counter()
         self.seeded = False
         self.imported = False
+        self.trusting = False
+        """Whether some of it rests on a server that adds the noise."""
         self._safe: list[tuple[Budget, Counter[str]]] = []
 
-    def advance(self, totals: Counter[str], seeded: bool, imported: bool, last: int) -> None:
+    def advance(
+        self, totals: Counter[str], seeded: bool, imported: bool, trusting: bool, last: int
+    ) -> None:
         """Add the charges after `last`. Interrupted halfway, it counts twice, never not at all."""
         self.totals = self.totals + totals
         self.seeded = self.seeded or seeded
         self.imported = self.imported or imported
+        self.trusting = self.trusting or trusting
         self.last = last
 
     def fits(self, totals: Counter[str], budget: Budget) -> bool:

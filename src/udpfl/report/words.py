@@ -86,9 +86,9 @@ def explain(run: RunRecord) -> Explanation:
     epsilon = statement.vector_epsilon if nominal else statement.epsilon
     return Explanation(
         headline=_headline(run, statement),
-        meaning=_meaning(epsilon, statement.delta, nominal, statement.neighbours),
+        meaning=_meaning(epsilon, statement, nominal),
         beliefs=_beliefs(epsilon),
-        belief=_belief(statement.delta, statement.neighbours),
+        belief=_belief(statement),
         whom=_whom(run, statement),
         limits=_limits(run, statement),
         notes=statement.notes if run.finished else (*statement.notes, _NOT_YET),
@@ -132,7 +132,7 @@ def _headline(run: RunRecord, statement: PrivacyStatement) -> str:
     )
 
 
-def _meaning(epsilon: float, delta: float, nominal: bool, neighbours: str) -> tuple[str, ...]:
+def _meaning(epsilon: float, statement: PrivacyStatement, nominal: bool) -> tuple[str, ...]:
     lines = []
     if nominal:
         lines.append(
@@ -141,15 +141,17 @@ def _meaning(epsilon: float, delta: float, nominal: bool, neighbours: str) -> tu
             "that is really guaranteed."
         )
     if math.isinf(epsilon):
-        return (*lines, "No finite ε holds for this run: a record's presence may be certain.")
+        hidden = f"a {statement.unit}'s presence"
+        return (*lines, f"No finite ε holds for this run: {hidden} may be certain.")
+    one, two = _HIDDEN[statement.unit]
     which = (
-        "whether a record was there"
-        if neighbours == "add-remove"
-        else "which of two records was there"
+        f"whether {one} was there"
+        if statement.neighbours == "add-remove"
+        else f"which of {two} was there"
     )
     lines.append(
         f"Think of someone who knows everything but {which}, and who sees everything that was "
-        f"released. Whatever they believed before, {_learned(factor(epsilon), delta)}."
+        f"released. Whatever they believed before, {_learned(factor(epsilon), statement.delta)}."
     )
     return tuple(lines)
 
@@ -165,8 +167,16 @@ def _learned(most: str, delta: float) -> str:
     )
 
 
-def _belief(delta: float, neighbours: str) -> str:
-    what = "the record was there" if neighbours == "add-remove" else "it was this record"
+_HIDDEN = {
+    "record": ("a record", "two records"),
+    "client": ("a client with all its records", "two clients, each with all its records,"),
+}
+
+
+def _belief(statement: PrivacyStatement) -> str:
+    delta, unit = statement.delta, statement.unit
+    add = statement.neighbours == "add-remove"
+    what = f"the {unit} was there" if add else f"it was this {unit}"
     if not delta:
         return f"How sure someone can become that {what}"
     return (
@@ -248,8 +258,9 @@ def _limits(run: RunRecord, statement: PrivacyStatement) -> tuple[str, ...]:
     return (
         "Facts that are true of the whole population: the model may learn them whether or not a "
         "given record is there.",
-        "A person with records at several clients: k of them together have k times the ε, and a δ "
-        "that grows faster still."
+        "One record of a client that is there anyway: it may change all that the client sends, as "
+        "if the client left and another came, which has twice the ε. And a person with records at "
+        "several clients: k of them together have k times the ε, and a δ that grows faster still."
         if statement.unit == "client"
         else "A person with several records in one client: k records together have k times the ε, "
         "and a δ that grows faster still.",
