@@ -443,7 +443,8 @@ def test_the_page_quotes_the_result_file():
     assert round(report["verdicts"][0]["times"]) == 23
     assert "23 times as far" in page
     cells = json.loads((nbafl_audit.RESULTS / "methods.json").read_text())["cells"]
-    (stated,) = {
+    own = [c for c in cells if c["method"].startswith("nbafl") and c["data"] == "digits"]
+    (stated,) = {cell["privacy"] for cell in own}
         cell["privacy"]
         for cell in cells
         if cell["method"].startswith("nbafl") and cell["data"] == "digits"
