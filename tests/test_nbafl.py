@@ -445,9 +445,5 @@ def test_the_page_quotes_the_result_file():
     cells = json.loads((nbafl_audit.RESULTS / "methods.json").read_text())["cells"]
     own = [c for c in cells if c["method"].startswith("nbafl") and c["data"] == "digits"]
     (stated,) = {cell["privacy"] for cell in own}
-        cell["privacy"]
-        for cell in cells
-        if cell["method"].startswith("nbafl") and cell["data"] == "digits"
-    }
     assert "ε = 5.62e+04, " in stated
     assert "ε = 56,200" in page
