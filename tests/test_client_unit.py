@@ -448,3 +448,12 @@ def test_the_report_speaks_of_the_client(federate):
     assert "whether a client with all its records was there" in page
     assert "which has twice the ε" in page
     assert "whether a record was there" not in page
+
+
+def test_the_first_words_of_a_report_say_who_is_trusted(federate):
+    result, _ = trusted(federate, 1.0)
+    page = (result.folder / "report.html").read_text()
+    assert "against everyone but the server, which is trusted to add the noise" in page
+    assert "whole clients" in page
+    plain, _ = federate({"epsilon": 2.0})
+    assert "everyone but the server" not in (plain.folder / "report.html").read_text()

@@ -13,6 +13,7 @@ import math
 from dataclasses import dataclass
 
 from udpfl.accounting.statement import PrivacyStatement, shown
+from udpfl.harmonizer.charges import TRUST
 from udpfl.report.read import RunRecord
 
 LABELS = {
@@ -96,8 +97,11 @@ def explain(run: RunRecord) -> Explanation:
 
 
 def label(run: RunRecord) -> str:
-    """The kind of privacy in two words."""
-    return NOT_KNOWN if run.unread else LABELS[run.kind]
+    """The kind of privacy in a few words."""
+    if run.unread:
+        return NOT_KNOWN
+    whole = run.kind != "none" and run.statement.unit == "client"
+    return LABELS[run.kind] + (", whole clients" if whole else "")
 
 
 def no_number(run: RunRecord) -> str:
@@ -114,18 +118,26 @@ def small(delta: float) -> str:
     return f"{delta:g}"
 
 
+def trusts_server(statement: PrivacyStatement) -> bool:
+    """Whether what is said rests on a server that adds the noise."""
+    return TRUST in statement.notes
+
+
 def _headline(run: RunRecord, statement: PrivacyStatement) -> str:
     so_far = "" if run.finished else ", so far (what the ledger held when this page was made)"
     if run.kind == "nominal":
+        whole = "update of a client" if statement.unit == "client" else "gradient"
         return (
             f"Nominal ε = {shown(statement.epsilon)}{so_far}: not a guarantee. The true guarantee "
-            f"for the whole gradient is ε = {_shown(statement.vector_epsilon)} at "
+            f"for the whole {whole} is ε = {_shown(statement.vector_epsilon)} at "
             f"δ = {small(statement.delta)}."
         )
     # A number that grows with the next round is no bound on the run.
     bound = so_far or ": an upper bound that holds for every client"
     if run.finished and run.shared_ledger:
         bound += ", as of the end of this run"
+    if trusts_server(statement):
+        bound += ", against everyone but the server, which is trusted to add the noise"
     return (
         f"ε = {_shown(statement.epsilon)} at δ = {small(statement.delta)} for one {statement.unit} "
         f"{_RELATION[statement.neighbours]}{bound}."
@@ -236,7 +248,7 @@ def _whom(run: RunRecord, statement: PrivacyStatement) -> tuple[str, ...]:
     )
     whole = statement.unit == "client"
     hidden = "all records of one client" if whole else "one record of one client"
-    trusted = any(note.startswith("assumes a server") for note in statement.notes)
+    trusted = trusts_server(statement)
     return (
         f"For {hidden}: the comparison is between the data with and without "
         f"{'them' if whole else 'it'}."
