@@ -262,7 +262,9 @@ def test_methods_are_not_refuted(tmp_path, case):
     )
     verdicts = audit_run(path, trials=300, canaries=40)
     assert not any(verdict.refuted for verdict in verdicts)
-    assert verdicts[-1].epsilon == pytest.approx(8.0, rel=2e-2)
+    # One record of a client that stays may change all that it sends: twice the client's epsilon.
+    claimed = 16.0 if case == "dp-fedavg" else 8.0
+    assert verdicts[-1].epsilon == pytest.approx(claimed, rel=2e-2)
     views = {test.event.split(",")[0] for test in verdicts[-1].tests}
     assert views == {"what the server sees", "what the final model shows"}
 

@@ -29,7 +29,7 @@ def curve_figure(found: Connection, path: Path) -> None:
             walks = ((found.line, "straight line", "--"), (found.curve, f"{kind}, trained", "-"))
             for number, (walk, words, dash) in enumerate(walks):
                 values = [getattr(value, name) for value in walk.values]
-                words = f"{words} (barrier {walk.barrier:.3g})" if name == "loss" else words
+                words = f"{words} (barrier {walk.barrier:.3f})" if name == "loss" else words
                 axes.plot(walk.places, values, dash, color=_COLOURS[number], label=words)
             axes.set_xlabel("p: 0 is the first run's model, 1 the second's")
             axes.set_ylabel(label)
