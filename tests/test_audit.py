@@ -340,7 +340,7 @@ def test_a_real_clipped_gradient_refutes_scalar_staircase(tmp_path):
 
 
 def test_composed_and_subsampled_claims():
-    broken = audited("laplace", 3.0, 1e-5, "scalar", "dense", 20_000, 200, steps=4, rate=0.5)
+    broken = audited("staircase", 3.0, 1e-5, "scalar", "dense", 4_000, 200, steps=4, rate=0.5)
     assert broken.refuted
     assert len(broken.tests) == 4  # both directions at the claim, and two that were chosen
     kept = audited("gaussian", 2.0, 1e-5, "vector", "dense", 3_000, 30, steps=10, rate=0.2)
