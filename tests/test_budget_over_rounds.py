@@ -14,7 +14,8 @@ from scipy import stats
 from torch import nn
 
 import udpfl
-from tests.test_client_unit import WIDE, Seen, Wide, blobs, people_of
+from tests.small import WIDE, Seen, Wide, blobs, linear
+from tests.test_client_unit import people_of
 from udpfl import (
     Gaussian,
     InvalidInput,
@@ -260,18 +261,12 @@ def test_a_resumed_run_has_the_same_clip(federate):
         {"clip_quantile": 0.5, "clip_share": 0.5, "randomness": "seeded", "pace": "decaying"},
         {"rounds": 4},
     )
-    whole, again = (federate(*settings, net=_seeded())[0] for _ in range(2))
+    whole, again = (federate(*settings, net=linear())[0] for _ in range(2))
     (again.folder / "checkpoints" / "round-000004.safetensors").unlink()
-    resumed = udpfl.run(resume=again.folder, model=_seeded(), data=blobs())
+    resumed = udpfl.run(resume=again.folder, model=linear(), data=blobs())
     assert resumed.metrics[-1]["clip_factor"] == whole.metrics[-1]["clip_factor"]
     for first, second in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(first, second)
-
-
-def _seeded():
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return nn.Linear(4, 2)
 
 
 def test_an_event_of_a_plain_setting_is_what_it_was():
@@ -294,11 +289,11 @@ def test_dropout_does_not_tie_one_record_to_another():
 
 def test_a_round_that_is_too_dear_does_not_end_a_pace_that_gets_cheaper(federate, tmp_path):
     shared = str(tmp_path / "shared.sqlite")
-    first, _ = federate({"ledger": shared, "epsilon": 3.0}, {"rounds": 1}, net=_seeded())
+    first, _ = federate({"ledger": shared, "epsilon": 3.0}, {"rounds": 1}, net=linear())
     assert first.stopped is None
     result, _ = federate(
         {"ledger": shared, "epsilon": 3.0, "pace": "decaying", "pace_ratio": 20.0},
         {"rounds": 4},
-        net=_seeded(),
+        net=linear(),
     )
     assert all(statement.epsilon <= 3.0 for statement in result.clients.values())

@@ -10,56 +10,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
-from torch import nn
 
 import udpfl
+from tests.small import WIDE, Seen, Wide, blobs, linear
 from udpfl.accounting import PoissonSampled, Release, Repeated
 from udpfl.algorithms import ClientMessage
 from udpfl.engine import Keyed, MechanismNoiser, NormClipper, Unclipped
 from udpfl.errors import InvalidInput, LedgerError, Unsupported
 from udpfl.federation.folder import RunFolder
-from udpfl.federation.observers import Observer
 from udpfl.federation.participants import Participant
 from udpfl.federation.trusted import TrustedServer
 from udpfl.harmonizer.ledger import Ledger
-
-WIDE = 2_000
-
-
-def blobs(count=60):
-    rng = np.random.default_rng(0)
-    labels = np.arange(count) % 2
-    return (rng.normal(size=(count, 4)) + 2 * labels[:, None]).astype(np.float32), labels
-
-
-def linear():
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return nn.Linear(4, 2)
-
-
-class Wide(nn.Module):
-    """As many parameters as make noise measurable."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(WIDE // 2, 2))
-
-    def forward(self, x):
-        return x.repeat(1, WIDE // 8) @ self.weight
-
-
-class Seen(Observer):
-    def __init__(self):
-        self.messages, self.models = [], []
-
-    def on_message(self, message):
-        self.messages.append(message)
-
-    def on_model(self, round_, model):
-        self.models.append(torch.cat([t.flatten() for t in model.values()]))
-
-    def on_round(self, row): ...
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ import nbafl_audit
 from tables import filled
 
 import udpfl
+from tests.small import WIDE, Seen, Wide, blobs
 from udpfl.accounting import PoissonSampled, Release, Repeated
 from udpfl.algorithms import ServerStep, Target, Terms
 from udpfl.algorithms.nbafl import NbAFL
@@ -28,44 +29,12 @@ from udpfl.engine import BallClipper, Entropy, Keyed, MechanismNoiser, NormClipp
 from udpfl.errors import InvalidInput, Unsupported
 from udpfl.federation.clients import planned_protection
 from udpfl.federation.folder import RunFolder
-from udpfl.federation.observers import Observer
 from udpfl.federation.own_noise import Downlink
 from udpfl.federation.participants import Participant
 from udpfl.harmonizer import Budget
 from udpfl.harmonizer.ledger import Ledger
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-WIDE = 2_000
-
-
-def blobs(count=60):
-    rng = np.random.default_rng(0)
-    labels = np.arange(count) % 2
-    return (rng.normal(size=(count, 4)) + 2 * labels[:, None]).astype(np.float32), labels
-
-
-class Wide(nn.Module):
-    """As many parameters as make noise measurable, all zero at the start."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(WIDE // 2, 2))
-
-    def forward(self, x):
-        return x.repeat(1, WIDE // 8) @ self.weight
-
-
-class Seen(Observer):
-    def __init__(self):
-        self.messages, self.models = [], []
-
-    def on_message(self, message):
-        self.messages.append(message)
-
-    def on_model(self, round_, model):
-        self.models.append(torch.cat([t.flatten() for t in model.values()]))
-
-    def on_round(self, row): ...
 
 
 @pytest.fixture

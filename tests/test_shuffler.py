@@ -15,9 +15,9 @@ import pytest
 import torch
 from scipy import stats
 from scipy.optimize import brentq
-from torch import nn
 
 import udpfl
+from tests.small import Wide, blobs, linear
 from udpfl.accounting import (
     Composed,
     PoissonSampled,
@@ -46,29 +46,6 @@ from udpfl.mechanisms import Gaussian
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 SIX = list(itertools.permutations(range(3)))
-
-
-def blobs(count=60):
-    rng = np.random.default_rng(0)
-    labels = np.arange(count) % 2
-    return (rng.normal(size=(count, 4)) + 2 * labels[:, None]).astype(np.float32), labels
-
-
-def linear():
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return nn.Linear(4, 2)
-
-
-class Wide(nn.Module):
-    """So many parameters that the noise of one message can be told from that of another."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(1000, 2))
-
-    def forward(self, x):
-        return x.repeat(1, 250) @ self.weight
 
 
 class Stop(Exception):

@@ -175,12 +175,15 @@ class Algorithm(ABC):
         """State of one client before its first round; empty where a method keeps none."""
         return {}
 
-    @abstractmethod
     def client_step(
         self, received: Tensors, state: Tensors, train: LocalTraining
     ) -> tuple[Tensors, Tensors]:
         """The client half: from what was received and each client's own state [L, ...] to the
-        tensors that are released and the new state, both [L, ...]."""
+        tensors that are released and the new state, both [L, ...].
+
+        How far a client moved in one training, where a method has no other idea.
+        """
+        return {"update": local_update(received, train)}, state
 
     @abstractmethod
     def aggregate(self, server: Tensors, messages: Sequence[ClientMessage]) -> Tensors:

@@ -23,7 +23,7 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
-from udpfl.algorithms.base import Algorithm, LocalTraining, ServerStep, local_update, weighted_mean
+from udpfl.algorithms.base import Algorithm, ServerStep, weighted_mean
 from udpfl.algorithms.message import ClientMessage, Tensors
 from udpfl.errors import InvalidInput
 
@@ -73,11 +73,6 @@ class Bezier(Algorithm):
         if r is not None and not (_number(r) and 0 <= r <= 1):
             raise InvalidInput("training.options.r", f"must lie between 0 and 1, got {r!r}")
         self.constants, self.smoothness, self.r = constants, smoothness, r
-
-    def client_step(
-        self, received: Tensors, state: Tensors, train: LocalTraining
-    ) -> tuple[Tensors, Tensors]:
-        return {"update": local_update(received, train)}, state
 
     def aggregate(self, server: Tensors, messages: Sequence[ClientMessage]) -> Tensors:
         r = self.r if self.r is not None else float(self.public.rng(messages[0].round).random())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from udpfl.algorithms.base import Algorithm, LocalTraining, local_update, weighted_mean
+from udpfl.algorithms.base import Algorithm, weighted_mean
 from udpfl.algorithms.message import ClientMessage, Tensors
 
 
@@ -27,11 +27,6 @@ class FedAvg(Algorithm):
     )
     releases = "update: how far the client moved in its local steps"
     guarantee = "The update is a sum of clipped and noised gradients and costs what those cost."
-
-    def client_step(
-        self, received: Tensors, state: Tensors, train: LocalTraining
-    ) -> tuple[Tensors, Tensors]:
-        return {"update": local_update(received, train)}, state
 
     def aggregate(self, server: Tensors, messages: Sequence[ClientMessage]) -> Tensors:
         return self.server.apply(server, weighted_mean(messages, "update"))

@@ -37,9 +37,7 @@ from torch import Tensor
 
 from udpfl.algorithms.base import (
     Algorithm,
-    LocalTraining,
     ServerStep,
-    local_update,
     stacked,
     weighted_mean,
 )
@@ -91,11 +89,6 @@ class FedMed(Algorithm):
 
     def init(self, parameters: Tensor) -> Tensors:
         return {**self.server.init(parameters), "before": parameters.clone()}
-
-    def client_step(
-        self, received: Tensors, state: Tensors, train: LocalTraining
-    ) -> tuple[Tensors, Tensors]:
-        return {"update": local_update(received, train)}, state
 
     def aggregate(self, server: Tensors, messages: Sequence[ClientMessage]) -> Tensors:
         step = weighted_mean(messages, "update")

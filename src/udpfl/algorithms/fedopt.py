@@ -23,7 +23,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from udpfl.algorithms.base import Algorithm, LocalTraining, ServerStep, local_update, weighted_mean
+from udpfl.algorithms.base import Algorithm, ServerStep, weighted_mean
 from udpfl.algorithms.message import ClientMessage, Tensors
 from udpfl.errors import InvalidInput
 
@@ -66,11 +66,6 @@ class _FedOpt(Algorithm):
             "first": torch.zeros_like(parameters),
             "second": torch.full_like(parameters, self.tau**2),
         }
-
-    def client_step(
-        self, received: Tensors, state: Tensors, train: LocalTraining
-    ) -> tuple[Tensors, Tensors]:
-        return {"update": local_update(received, train)}, state
 
     def aggregate(self, server: Tensors, messages: Sequence[ClientMessage]) -> Tensors:
         update, beta1 = weighted_mean(messages, "update"), self.server.momentum

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from udpfl.algorithms.base import Algorithm, LocalTraining, local_update, stacked
+from udpfl.algorithms.base import Algorithm, stacked
 from udpfl.algorithms.message import ClientMessage, Tensors
 
 
@@ -32,11 +32,6 @@ class Median(Algorithm):
     paper = "Yin et al. 2018, Byzantine-robust distributed learning: optimal statistical rates"
     releases = "update: how far the client moved in its local steps"
     guarantee = "The update is a sum of clipped and noised gradients and costs what those cost."
-
-    def client_step(
-        self, received: Tensors, state: Tensors, train: LocalTraining
-    ) -> tuple[Tensors, Tensors]:
-        return {"update": local_update(received, train)}, state
 
     def aggregate(self, server: Tensors, messages: Sequence[ClientMessage]) -> Tensors:
         return self.server.apply(server, _median(stacked(messages, "update")))

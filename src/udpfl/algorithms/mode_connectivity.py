@@ -17,7 +17,7 @@ from typing import Literal, TypeVar, get_args
 
 from torch import Tensor
 
-from udpfl.algorithms.base import Algorithm, LocalTraining, ServerStep, local_update
+from udpfl.algorithms.base import Algorithm, ServerStep
 from udpfl.algorithms.message import ClientMessage, Tensors
 from udpfl.algorithms.public import PublicData
 from udpfl.analysis.curves import Kind, RecordLoss, Search, find_curve
@@ -78,11 +78,6 @@ class ModeConnectivity(Algorithm):
         except InvalidInput as error:
             raise InvalidInput(f"training.options.{error.parameter}", error.message) from None
         self.curve, self.point, self.points = curve, point, points
-
-    def client_step(
-        self, received: Tensors, state: Tensors, train: LocalTraining
-    ) -> tuple[Tensors, Tensors]:
-        return {"update": local_update(received, train)}, state
 
     def aggregate(self, server: Tensors, messages: Sequence[ClientMessage]) -> Tensors:
         public, round_ = self.public, messages[0].round

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from udpfl.algorithms.base import Algorithm, LocalTraining, ServerStep, Terms, local_update, stacked
+from udpfl.algorithms.base import Algorithm, ServerStep, Terms, stacked
 from udpfl.algorithms.message import ClientMessage, Tensors
 from udpfl.errors import InvalidInput
 
@@ -50,11 +50,6 @@ class TrimmedMean(Algorithm):
     def _left_out(self, clients: int) -> int:
         """How many at either end; a product that is whole but for rounding counts as whole."""
         return math.floor(self.trim * clients + 1e-9)
-
-    def client_step(
-        self, received: Tensors, state: Tensors, train: LocalTraining
-    ) -> tuple[Tensors, Tensors]:
-        return {"update": local_update(received, train)}, state
 
     def aggregate(self, server: Tensors, messages: Sequence[ClientMessage]) -> Tensors:
         ordered = stacked(messages, "update").sort(0).values

@@ -8,6 +8,7 @@ P1 > e^epsilon P0 + delta. Only `gaussian_estimate` takes for granted what the n
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from scipy import optimize, special, stats
@@ -80,12 +81,21 @@ def gaussian_epsilon(shift: float, delta: float) -> float:
     def excess(epsilon: float) -> float:
         return float(Gaussian(1.0).hockey_stick(epsilon, shift)) - delta
 
+    return least_epsilon(excess)
+
+
+def least_epsilon(
+    excess: Callable[[float], float], most: float = math.inf, digits: float = 2e-12
+) -> float:
+    """Where a decreasing excess reaches 0; inf where it is above 0 until beyond `most`."""
     if excess(0.0) <= 0:
         return 0.0
     high = 1.0
     while excess(high) > 0:
         high *= 2
-    return float(optimize.brentq(excess, 0.0, high))
+        if high > most:
+            return math.inf
+    return float(optimize.brentq(excess, 0.0, high, xtol=digits))
 
 
 def one_run_probability(

@@ -15,8 +15,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from scipy import optimize
 
+from udpfl.audit.bounds import least_epsilon
 from udpfl.audit.tally import Counts, Tally, judged
 from udpfl.audit.verdict import POWER, finite
 from udpfl.audit.worlds import by_chance
@@ -232,12 +232,8 @@ class TooLittleNoise:
         """What this record's presence costs at `delta`, with part of the noise."""
         if delta == 0:
             sizes = np.abs(self.shift[self.shift != 0])
-            real = self.mechanism.scaled(factor)
-            one = float(np.minimum(real.renyi(np.inf, sizes), 1e300).sum())
-            if math.isinf(one) or one >= 1e300:
-                return math.inf
-            return self.steps * float(np.logaddexp(np.log1p(-self.rate), np.log(self.rate) + one)
-                                      if self.rate < 1 else one)  # fmt: skip
+            one = self.mechanism.scaled(factor).renyi(np.inf, sizes).sum()
+            return self.steps * float(by_chance(one, self.rate))
         there, away = self.scores(factor, knowing=True)
 
         def excess(spread: Spread, sign: int, epsilon: float) -> float:
@@ -247,14 +243,8 @@ class TooLittleNoise:
         def worst(epsilon: float) -> float:
             return max(excess(there, 1, epsilon), excess(away, -1, epsilon))
 
-        if worst(0.0) <= 0:
-            return 0.0
-        high = 1.0
-        while worst(high) > 0:
-            high *= 2
-            if high > _FARTHEST / 2:
-                return math.inf  # or so much that nobody would ask for the digits
-        return float(optimize.brentq(worst, 0.0, high, xtol=1e-4))
+        # Beyond half of what scores reach, nobody would ask for the digits.
+        return least_epsilon(worst, most=_FARTHEST / 2, digits=1e-4)
 
     @cached_property
     def _sizes(self) -> list[tuple[float, int]]:

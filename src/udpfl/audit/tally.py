@@ -13,7 +13,6 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from udpfl.audit.bounds import epsilon_proved
 from udpfl.audit.verdict import Test
 from udpfl.mechanisms.arrays import Floats
 
@@ -139,9 +138,7 @@ def _chosen(
     candidates = [(side, edge) for side in sides for edge in side.edges()]
     tests = [_test("", side, edge, slice(0, 1), delta, error) for side, edge in candidates]
     excess = [_excess(test, epsilon) for test in tests]
-    bounds = [
-        epsilon_proved(t.hits, t.trials, t.false_hits, t.false_trials, delta, error) for t in tests
-    ]
+    bounds = [test.proved for test in tests]
     return [candidates[int(np.argmax(excess))], candidates[int(np.argmax(bounds))]]
 
 

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from udpfl.accounting import Accountant, Accounting, Norm, Sensitivity
-from udpfl.cli.completion import assignments
+from udpfl.cli.options import set_option
 from udpfl.cli.plan import check_plot
 from udpfl.config import load
 from udpfl.errors import InvalidInput
@@ -125,13 +125,7 @@ def run(
         Path, typer.Argument(metavar="CONFIG|RUN", help="A configuration, or a run's folder.")
     ],
     set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Change one key of the configuration. May be repeated.",
-            autocompletion=assignments,
-        ),
+        list[str] | None, set_option("Change one key of the configuration. May be repeated.")
     ] = None,
     trials: Annotated[int, typer.Option(help="Replays in each world.")] = 2_000,
     canaries: Annotated[

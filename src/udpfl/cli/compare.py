@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
 
 from udpfl.cli.completion import assignments
+from udpfl.cli.options import DataDir, overrides_of, set_option
 from udpfl.cli.plan import check_plot
 from udpfl.cli.progress import TimeLeft, running
 from udpfl.config import load
@@ -37,20 +38,9 @@ def compare(
         str, typer.Option(help="A number of seeds, counted from 0, or the seeds: 3,5,8.")
     ] = "3",
     set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Change one key for all runs. May be repeated.",
-            autocompletion=assignments,
-        ),
+        list[str] | None, set_option("Change one key for all runs. May be repeated.")
     ] = None,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder with data files; UDPFL_DATA_DIR does the same.", show_default=False
-        ),
-    ] = None,
+    data_dir: DataDir = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -92,9 +82,7 @@ def compare(
     from udpfl.comparison.grid import read_seeds, read_vary
     from udpfl.comparison.table import show
 
-    overrides = list(set_ or [])
-    if data_dir is not None:
-        overrides.append(f"data.dir={json.dumps(str(data_dir))}")
+    overrides = overrides_of(set_, data_dir)
     if plot is not None:
         check_plot(plot)
         if not vary:

@@ -25,6 +25,7 @@ from rich.progress import (
 from rich.table import Table
 
 from udpfl.cli.completion import one_of
+from udpfl.cli.options import DataDir
 from udpfl.data.checking import Finding, findings, presences
 from udpfl.data.fetching import Progress as Report
 from udpfl.data.fetching import fetch as download
@@ -34,10 +35,6 @@ from udpfl.errors import InvalidInput
 
 data = typer.Typer(help="Which data sets there are, whether their files are right, how to get one.")
 
-DataDir = Annotated[
-    Path | None,
-    typer.Option(help="Folder with data files; UDPFL_DATA_DIR does the same.", show_default=False),
-]
 Json = Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")]
 _COLOURS = {"ok": "green", "changed": "bold red", "missing": "yellow"}
 

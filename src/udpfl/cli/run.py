@@ -25,7 +25,8 @@ from rich.table import Table
 from rich.text import Text
 
 from udpfl.accounting.statement import shown
-from udpfl.cli.completion import assignments, one_of
+from udpfl.cli.completion import one_of
+from udpfl.cli.options import DataDir, overrides_of, set_option
 from udpfl.cli.progress import TimeLeft, running
 from udpfl.config import load
 from udpfl.errors import InvalidInput
@@ -40,20 +41,9 @@ def run(
         typer.Argument(help="TOML file; without one, the embedded default.", show_default=False),
     ] = None,
     set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Change one key, e.g. privacy.epsilon=2. May be repeated.",
-            autocompletion=assignments,
-        ),
+        list[str] | None, set_option("Change one key, e.g. privacy.epsilon=2. May be repeated.")
     ] = None,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder with data files; UDPFL_DATA_DIR does the same.", show_default=False
-        ),
-    ] = None,
+    data_dir: DataDir = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for the run; a new one under runs/ if not given."),
@@ -89,9 +79,7 @@ def run(
     from udpfl.federation import run as train
     from udpfl.trackers import tracker
 
-    overrides = list(set_ or [])
-    if data_dir is not None:
-        overrides.append(f"data.dir={json.dumps(str(data_dir))}")
+    overrides = overrides_of(set_, data_dir)
     if out is not None:
         overrides.append(f"out={json.dumps(str(out))}")
     if resume is not None and (config is not None or overrides):

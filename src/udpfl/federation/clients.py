@@ -343,9 +343,10 @@ class _Training:
         Guarantee: what pulls was released in an earlier round, how strongly was settled before the
         run, and both are added to the noisy gradient, so the pull costs nothing.
         """
-        pulls = torch.tensor([person.penalty for person in self._people], device=start.device)
-        if self._weakest is None or not pulls.any():
+        strengths = [person.penalty for person in self._people]
+        if self._weakest is None or not any(strengths):
             return correct, state
+        pulls = torch.tensor(strengths, device=start.device)
 
         def pulled(gradient: Tensor, parameters: Tensor, lane: Mapping[str, Tensor]) -> Tensor:
             own = gradient if correct is None else correct(gradient, parameters, lane)

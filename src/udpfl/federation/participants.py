@@ -253,14 +253,14 @@ def _calibrated(
         own.name: Setting(
             epsilons[i],
             deltas[i],
-            own.rounds * own.trainings * (1 if whole else own.steps),
+            own.rounds * _per_round(privacy, own),
             clipper.sensitivity(i, dimension),
             own.participation if whole else own.rate,
             privacy.unit,
             privacy.accountant,
             privacy.accounting,
             tuple(
-                (factor, times * own.trainings * (1 if whole else own.steps))
+                (factor, times * _per_round(privacy, own))
                 for factor, times in Counter(factors[r - 1] for r in own.asked).items()
             )
             if factors
@@ -345,6 +345,11 @@ def _count(
     return Release(best.calibrated.mechanism, one, privacy.unit)
 
 
+def _per_round(privacy: PrivacyConfig, own: Participant) -> int:
+    """Releases of a round, counts aside: every step of a record, every training of a client."""
+    return own.trainings * (1 if privacy.unit == "client" else own.steps)
+
+
 def _counts(own: Participant, count: Release | None) -> tuple[Event, ...]:
     """What the counts of all rounds cost."""
     return () if count is None else (Repeated(PoissonSampled(own.rate, count), own.rounds),)
@@ -356,8 +361,7 @@ def _mixed_among(config: Config, privacy: PrivacyConfig, own: Participant) -> in
     It is about messages of one release each. For several local steps it would be a lemma on their
     sum, which no event here stands for: nothing is amplified then.
     """
-    releases = own.trainings * (1 if privacy.unit == "client" else own.steps)
-    releases += privacy.clip_quantile is not None
+    releases = _per_round(privacy, own) + (privacy.clip_quantile is not None)
     if not config.training.shuffle or privacy.accounting == "vector" or releases > 1:
         return 0
     return config.training.clients_per_round or config.data.clients

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from udpfl.accounting import PrivacyStatement
 from udpfl.accounting.statement import weakest_kind
-from udpfl.algorithms import Algorithm, ClientMessage, Tensors, weighted_mean
+from udpfl.algorithms import Algorithm, ClientMessage, Tensors, stacked, weighted_mean
 from udpfl.config import Config, PrivacyConfig
 from udpfl.data.records import Task
 from udpfl.engine import LaneModel
@@ -225,9 +225,9 @@ class Federation:
 
     def _remember_weakest(self, model: Tensor, messages: Sequence[ClientMessage]) -> None:
         """The mean of what the clients with the largest budget have just released."""
-        people = {site.participant.name: site.participant for site in self.sites}
-        if not any(person.penalty for person in people.values()):
+        if not self.config.training.penalty:
             return
+        people = {site.participant.name: site.participant for site in self.sites}
         largest = [
             m for m in messages if people[m.client].penalty == 0 and people[m.client].release
         ]
@@ -340,11 +340,10 @@ class Federation:
 
 def _drift(messages: Sequence[ClientMessage]) -> float | None:
     """How far released updates lie from their mean: a root mean square over clients."""
-    updates = [m.tensors["update"] for m in messages if "update" in m.tensors]
-    if len(updates) < 2:
+    if len(messages) < 2 or "update" not in messages[0].tensors:
         return None
-    mean = torch.stack(updates).mean(0)
-    return math.sqrt(sum(float((own - mean).square().sum()) for own in updates) / len(updates))
+    updates = stacked(messages, "update")
+    return math.sqrt(float((updates - updates.mean(0)).square().sum()) / len(updates))
 
 
 def _spread(values: Sequence[float]) -> dict[str, float | str]:
