@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))  # scripts, not a package
 
-import compare_lanes
+import compare_speed
 import contenders
 import figures
 import machine
@@ -26,7 +26,7 @@ import workload
 from workload import TOY, Used, Workload
 
 from udpfl.algorithms import BUILT_IN
-from udpfl.engine import Keyed, LaneModel
+from udpfl.engine import LaneModel
 
 
 @pytest.fixture(autouse=True)
@@ -214,12 +214,9 @@ def test_the_page_about_methods_quotes_the_result_file() -> None:
         assert tables.filled(page, "methods", methods.table(methods.known(found))) == page
 
 
-def test_lanes_of_several_federations_train_as_each_would_alone() -> None:
-    (setting,) = compare_lanes.TOY
-    grid = compare_lanes.Grid(setting, 3, torch.device("cpu"), Keyed(5))
-    apart, together = torch.cat(grid.apart()), grid.together()
-    assert together.shape[0] == 3 * setting.clients
-    torch.testing.assert_close(together, apart, rtol=1e-5, atol=1e-6)
-    assert not torch.allclose(together[0], together[setting.clients])
-    found = compare_lanes.measure(setting, 2, 1, torch.device("cpu"))
-    assert found["ratio"] > 0
+def test_a_comparison_is_timed_in_every_way() -> None:
+    ways = ["1x1", "1x12"]
+    rows = compare_speed.measure("logistic", ways, rounds=1, turns=1, device="cpu")
+    assert [(row["jobs"], row["lanes"]) for row in rows] == [(1, 1), (1, 12)]
+    assert rows[0]["ratio"] == 1
+    assert all(row["seconds"][0] > 0 for row in rows)

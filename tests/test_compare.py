@@ -19,7 +19,7 @@ import torch
 
 import udpfl
 from udpfl.cli import main
-from udpfl.comparison import running
+from udpfl.comparison import jobs
 from udpfl.comparison.grid import grid_of, key_of, read_seeds, read_vary
 from udpfl.config import load
 from udpfl.errors import InvalidInput
@@ -318,19 +318,19 @@ def test_a_cell_that_fails_says_why_and_does_not_stop_the_others(capsys):
 
 
 def test_a_bug_in_one_cell_does_not_stop_the_others(monkeypatch):
-    train = running.train
+    train = jobs.train
 
     def flawed(config, **kwargs):
         if config.privacy.clip == 2:
             raise RuntimeError("out of memory")
         return train(config, **kwargs)
 
-    monkeypatch.setattr(running, "train", flawed)
+    monkeypatch.setattr(jobs, "train", flawed)
     result = udpfl.compare(BASE, vary={"clip": [2, 1]}, seeds=1, out="grid")
     assert result[0].failed == {0: "RuntimeError: out of memory"}
     assert result[1].failed == {}
     assert not result.complete
-    monkeypatch.setattr(running, "train", train)
+    monkeypatch.setattr(jobs, "train", train)
     again = udpfl.compare(BASE, vary={"clip": [2, 1]}, seeds=1, out="grid")
     assert (again.trained, again.found, again.complete) == (1, 1, True)
 
@@ -510,7 +510,7 @@ def test_an_interrupt_with_two_jobs_stops_cleanly_and_says_how_to_go_on(capsys):
 
 
 def test_an_interrupt_of_a_single_job(monkeypatch, capsys):
-    train, calls = running.train, []
+    train, calls = jobs.train, []
 
     def interrupted(*arguments, **kwargs):
         calls.append(1)
@@ -518,7 +518,7 @@ def test_an_interrupt_of_a_single_job(monkeypatch, capsys):
             raise KeyboardInterrupt
         return train(*arguments, **kwargs)
 
-    monkeypatch.setattr(running, "train", interrupted)
+    monkeypatch.setattr(jobs, "train", interrupted)
     arguments = ["compare", "base.toml", "--vary", "epsilon=2,4", "--seeds", "1", "--out", "grid"]
     code, out, err = command(capsys, *arguments)
     assert (code, out) == (130, "")

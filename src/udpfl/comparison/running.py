@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from udpfl.comparison.folder import ComparisonFolder, comparison_folder, default_folder
 from udpfl.comparison.grid import Cell, Grid, grid_of
+from udpfl.comparison.jobs import Job, Progress, Tell
+from udpfl.comparison.lanes import automatic, batches, train_batch
 from udpfl.comparison.outcome import Comparison, Row, SeedRun, read_outcome
 from udpfl.config import Config, load
-from udpfl.errors import InvalidInput, UdpflError
-from udpfl.federation import Observer
-from udpfl.federation import run as train
+from udpfl.errors import InvalidInput
 from udpfl.report import write_report
 
 log = logging.getLogger(__name__)
-
-Tell = Callable[[float, int, str], None]
-"""Hears of progress: runs done (a run under way counts by its rounds), runs in all, and which."""
 
 
 class ComparisonInterrupted(KeyboardInterrupt):
@@ -32,75 +27,6 @@ class ComparisonInterrupted(KeyboardInterrupt):
         super().__init__(f"{done} of {total} runs are done in {folder}")
 
 
-@dataclass(frozen=True)
-class Job:
-    """One run that is still to be done, or to be gone on with."""
-
-    folder: Path
-    config: Config
-
-    def train(self, heard: Callable[[float], None]) -> str | None:
-        """Train it to its end, telling the share of rounds done; returns why it failed."""
-        observers: list[Observer] = [_Rounds(self.config.training.rounds, heard)]
-        try:
-            if (self.folder / "run.json").is_file():
-                train(resume=self.folder, observers=observers)
-            else:
-                train(load(self.config, {"out": str(self.folder)}), observers=observers)
-        except UdpflError as error:
-            return str(error)
-        except Exception as error:  # one cell may fail in any way without ending the others
-            log.debug("%s failed", self.folder, exc_info=True)
-            return f"{type(error).__name__}: {error}"
-        return None
-
-    @property
-    def finished(self) -> bool:
-        """Whether its run folder is complete."""
-        return (self.folder / "summary.json").is_file()
-
-
-class _Rounds:
-    """An observer that only counts."""
-
-    def __init__(self, rounds: int, heard: Callable[[float], None]) -> None:
-        self._rounds, self._heard = rounds, heard
-
-    def on_message(self, message: Any) -> None: ...
-
-    def on_model(self, round_: int, model: Any) -> None: ...
-
-    def on_round(self, row: dict[str, Any]) -> None:
-        self._heard(row["round"] / self._rounds)
-
-
-@dataclass
-class Progress:
-    """How far all jobs together have come."""
-
-    tell: Tell
-    total: int
-    done: int
-    failed: dict[Path, str] = field(default_factory=dict)
-    _shares: dict[str, float] = field(default_factory=dict)
-
-    def hears(self, job: Job, share: float) -> None:
-        """A job under way has come this far."""
-        self._shares[job.folder.name] = share
-        self._say()
-
-    def ends(self, job: Job, failed: str | None) -> None:
-        """A job came to its end, or failed for this reason."""
-        self._shares.pop(job.folder.name, None)
-        self.done += 1
-        if failed is not None:
-            self.failed[job.folder] = failed
-        self._say()
-
-    def _say(self) -> None:
-        self.tell(self.done + sum(self._shares.values()), self.total, "  ".join(self._shares))
-
-
 def compare(
     config: Config | Mapping[str, Any] | str | Path | None = None,
     *,
@@ -108,6 +34,7 @@ def compare(
     seeds: int | Sequence[int] = 3,
     out: str | Path | None = None,
     jobs: int = 1,
+    lanes: int | Literal["auto"] = "auto",
     tell: Tell | None = None,
     **sections: Any,
 ) -> Comparison:
@@ -117,13 +44,16 @@ def compare(
     only one key ends like it. `seeds` is a number of seeds, counted from 0, or the seeds. `config`
     and `sections` are those of `udpfl.run`. Every run has a folder and a ledger of its own under
     `out`. The same call again reads what is finished, goes on with what was interrupted and tries
-    again what failed; so does a larger grid over the same base. `jobs` processes share the work.
+    again what failed; so does a larger grid over the same base. `jobs` processes share the work,
+    and each trains the rounds of `lanes` runs in one call; "auto" does that on a GPU.
 
     Guarantee: none beyond that of each run by itself. A record pays in every run it takes part in.
     """
     base = load(config, sections)
-    if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1:
-        raise InvalidInput("jobs", f"must be a whole number >= 1, got {jobs!r}")
+    _require_number("jobs", jobs)
+    if lanes == "auto":
+        lanes = automatic(base.device)
+    _require_number("lanes", lanes)
     grid = grid_of(base, vary or {}, seeds)
     path = Path(out or base.out or default_folder(base, grid.keys))
     with comparison_folder(path, base, grid.keys) as folder:
@@ -140,7 +70,7 @@ def compare(
         progress = Progress(tell or (lambda *_: None), len(everything), found)
         progress.tell(found, len(everything), "")
         try:
-            _train_all(waiting, jobs, progress)
+            _train_all(waiting, jobs, lanes, progress)
         except KeyboardInterrupt:
             done = sum(job.finished for job in everything)
             raise ComparisonInterrupted(path, done, len(everything)) from None
@@ -153,15 +83,21 @@ def compare(
     return Comparison(rows, grid.keys, grid.seeds, path, trained, found)
 
 
-def _train_all(waiting: Sequence[Job], jobs: int, progress: Progress) -> None:
-    if jobs > 1 and len(waiting) > 1:
+def _require_number(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidInput(name, f"must be a whole number >= 1, got {value!r}")
+
+
+def _train_all(waiting: Sequence[Job], jobs: int, lanes: int, progress: Progress) -> None:
+    # No more together than leave work for every process.
+    together = batches(waiting, min(lanes, -(-len(waiting) // jobs) or 1))
+    if jobs > 1 and len(together) > 1:
         from udpfl.comparison.workers import train_side_by_side
 
-        train_side_by_side(waiting, jobs, progress)
+        train_side_by_side(together, jobs, progress)
         return
-    for job in waiting:
-        progress.hears(job, 0.0)
-        progress.ends(job, job.train(partial(progress.hears, job)))
+    for batch in together:
+        train_batch(batch, progress)
 
 
 def _row(

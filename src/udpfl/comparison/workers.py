@@ -1,6 +1,6 @@
-"""Jobs in processes of their own, a few at a time.
+"""Batches of jobs in processes of their own, a few at a time.
 
-A worker trains one job after the other and sends what it has to say through a pipe: rounds done,
+A worker trains one batch after the other and sends what it has to say through a pipe: rounds done,
 notes, the end of a job. Interrupts reach the workers through the parent only, as a request to end
 the round and stop; a worker whose parent is gone stops at its next word.
 """
@@ -10,21 +10,23 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import signal
+import threading
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 
 import torch
 
-from udpfl.comparison.running import Job, Progress
+from udpfl.comparison.jobs import Hears, Job, Progress
+from udpfl.comparison.lanes import train_batch
 
 log = logging.getLogger(__name__)
 
 
-def train_side_by_side(waiting: Sequence[Job], jobs: int, progress: Progress) -> None:
-    """Train all jobs, that many at a time."""
+def train_side_by_side(waiting: Sequence[Sequence[Job]], jobs: int, progress: Progress) -> None:
+    """Train all batches, that many at a time."""
     todo = deque(waiting)
     crew: dict[Connection, _Worker] = {}
     try:
@@ -32,7 +34,7 @@ def train_side_by_side(waiting: Sequence[Job], jobs: int, progress: Progress) ->
             while todo and len(crew) < jobs:
                 worker = _started(jobs)
                 crew[worker.connection] = worker
-                worker.begin(todo.popleft(), progress)
+                worker.begin(todo.popleft())
             for connection in wait(list(crew)):
                 assert isinstance(connection, Connection)
                 if not _heard(crew[connection], todo, progress):
@@ -54,12 +56,11 @@ def train_side_by_side(waiting: Sequence[Job], jobs: int, progress: Progress) ->
 class _Worker:
     process: SpawnProcess
     connection: Connection
-    job: Job | None = None
+    under_way: list[Job] = field(default_factory=list)
 
-    def begin(self, job: Job, progress: Progress) -> None:
-        self.job = job
-        self.connection.send(job)
-        progress.hears(job, 0.0)
+    def begin(self, batch: Sequence[Job]) -> None:
+        self.under_way = list(batch)
+        self.connection.send(self.under_way)
 
 
 def _started(jobs: int) -> _Worker:
@@ -73,26 +74,27 @@ def _started(jobs: int) -> _Worker:
     return _Worker(process, ours)
 
 
-def _heard(worker: _Worker, todo: deque[Job], progress: Progress) -> bool:
+def _heard(worker: _Worker, todo: deque[Sequence[Job]], progress: Progress) -> bool:
     """Take in one message; whether the worker goes on."""
-    job = worker.job
-    assert job is not None
     try:
         kind, said = worker.connection.recv()
     except (EOFError, ConnectionResetError):
         worker.process.join()
-        progress.ends(job, f"its process ended with exit code {worker.process.exitcode}")
+        for job in worker.under_way:
+            progress.ends(job, f"its process ended with exit code {worker.process.exitcode}")
         return False
     if kind == "round":
-        progress.hears(job, said)
+        progress.hears(*said)
     elif kind == "note":
         log.log(*said)
+    elif kind == "end":
+        progress.ends(*said)
+        worker.under_way.remove(said[0])
+    elif not todo:
+        worker.connection.send(None)
+        return False
     else:
-        progress.ends(job, said)
-        if not todo:
-            worker.connection.send(None)
-            return False
-        worker.begin(todo.popleft(), progress)
+        worker.begin(todo.popleft())
     return True
 
 
@@ -103,22 +105,33 @@ def _serve(connection: Connection, jobs: int, level: int) -> None:
     """Train what comes through the pipe until nothing more does."""
     # Ctrl-C reaches the whole group of processes; here the parent is the one who answers to it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    logging.basicConfig(level=level, handlers=[_Notes(connection)])
+    parent = _Parent(connection)
+    logging.basicConfig(level=level, handlers=[parent])
     torch.set_num_threads(max(1, torch.get_num_threads() // jobs))
     try:
-        while (job := connection.recv()) is not None:
-            failed = job.train(lambda share: connection.send(("round", share)))
-            connection.send(("end", failed))
+        while (batch := connection.recv()) is not None:
+            train_batch(batch, parent)
+            parent.send("idle", None)
     except (KeyboardInterrupt, EOFError, BrokenPipeError):
         return
 
 
-class _Notes(logging.Handler):
-    """Sends notes to the parent, who knows where they can be shown."""
+class _Parent(logging.Handler, Hears):
+    """Sends notes and progress to the parent, who knows where they can be shown."""
 
     def __init__(self, connection: Connection) -> None:
         super().__init__()
-        self._connection = connection
+        self._connection, self._one_at_a_time = connection, threading.Lock()
+
+    def send(self, kind: str, said: object) -> None:
+        with self._one_at_a_time:
+            self._connection.send((kind, said))
+
+    def hears(self, job: Job, share: float) -> None:
+        self.send("round", (job, share))
+
+    def ends(self, job: Job, failed: str | None) -> None:
+        self.send("end", (job, failed))
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._connection.send(("note", (record.levelno, "%s", record.getMessage())))
+        self.send("note", (record.levelno, "%s", record.getMessage()))

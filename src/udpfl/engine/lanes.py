@@ -139,6 +139,23 @@ class LaneModel:
         random = any(isinstance(module, DROPOUT) for module in self._model.modules())
         return self.book_keeping and not random
 
+    def like(self, other: LaneModel) -> bool:
+        """Whether this model may compute for the other one's lanes, given that both come of one
+        recipe: the layers are the same by name and shape, and what is not trained is the same."""
+        own, others = self._fixed(), other._fixed()
+        return (
+            self.layout == other.layout
+            and str(self._plain) == str(other._plain)
+            and self.book_keeping == other.book_keeping
+            and own.keys() == others.keys()
+            and all(torch.equal(tensor, others[name]) for name, tensor in own.items())
+        )
+
+    def _fixed(self) -> dict[str, Tensor]:
+        """Buffers and frozen parameters."""
+        frozen = {n: p for n, p in self._plain.named_parameters() if n not in self.layout.names}
+        return frozen | dict(self._plain.named_buffers())
+
     def initial(self) -> Tensor:
         """The model's own parameters as one flat vector."""
         named = dict(self._plain.named_parameters())

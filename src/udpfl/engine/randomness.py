@@ -15,6 +15,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import ClassVar, NamedTuple
 
@@ -82,26 +83,27 @@ class PrivateStream(ABC):
             yield
 
 
+@dataclass(frozen=True)
 class Entropy(PrivateStream):
     """Fresh bits from the operating system for every draw; the key decides nothing."""
 
-    private = True
+    private: ClassVar[bool] = True
 
     def _bits(self, key: Key) -> bytes:
         return os.urandom(32)
 
 
+@dataclass(frozen=True)
 class Keyed(PrivateStream):
     """Reproducible draws: not private, for tests and debugging."""
 
-    private = False
-
-    def __init__(self, seed: int) -> None:
-        self._seed = seed.to_bytes(16, "little", signed=True)
+    private: ClassVar[bool] = False
+    seed: int
 
     def _bits(self, key: Key) -> bytes:
         text = "\x00".join((key.run, key.client, str(key.round), str(key.step), key.purpose))
-        return blake2b(text.encode(), digest_size=32, key=self._seed, person=b"udpfl").digest()
+        secret = self.seed.to_bytes(16, "little", signed=True)
+        return blake2b(text.encode(), digest_size=32, key=secret, person=b"udpfl").digest()
 
 
 def _expanded(bits: bytes, device: torch.device) -> Words:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -88,6 +88,12 @@ class Trained:
     signal_to_noise: Tensor
     """Simulation only: l2 norm of the clipped sum over that of the noise, per lane."""
 
+    def part(self, which: slice) -> Trained:
+        """Of some of the lanes."""
+        return Trained(
+            self.parameters[which], self.clipped_fraction[which], self.signal_to_noise[which]
+        )
+
 
 def train_round(
     model: LaneModel,
@@ -125,6 +131,23 @@ def train_round(
         else:
             parts = [trained(which) for which in stacks]
     return Trained(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+class TrainRound(Protocol):
+    """`train_round`, or what stands in its place."""
+
+    def __call__(
+        self,
+        model: LaneModel,
+        inputs: Tensor,
+        targets: Tensor,
+        parameters: Tensor,
+        lanes: Lanes,
+        round_: int,
+        stream: PrivateStream,
+        limits: Limits,
+        correct: Correct | None = None,
+    ) -> Trained: ...
 
 
 def _side_by_side(work: Callable[[slice], T], stacks: Sequence[slice], workers: int) -> list[T]:

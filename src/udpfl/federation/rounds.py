@@ -5,13 +5,10 @@ from __future__ import annotations
 import copy
 import logging
 import math
-import signal
 import statistics
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +26,7 @@ from udpfl.errors import LedgerError, Unsupported
 from udpfl.federation.clients import CLIP, WEAKEST, WITHIN, Answers, Clients, Request, Site
 from udpfl.federation.evaluation import evaluate
 from udpfl.federation.folder import RunFolder
+from udpfl.federation.interrupts import patient_interrupt
 from udpfl.federation.observers import Observer
 from udpfl.federation.own_noise import Downlink
 from udpfl.federation.participants import nothing_claimed
@@ -104,7 +102,7 @@ class Federation:
             )
         # Two checkpoints are kept, so clients keep their messages since the older one.
         settled, saved = 0, done
-        with _patient_interrupt() as interrupted:
+        with patient_interrupt() as interrupted:
             for round_ in range(done + 1, len(self.schedule) + 1):
                 began = time.perf_counter()
                 answers = self._ask(round_, server, settled)
@@ -349,25 +347,3 @@ def _drift(messages: Sequence[ClientMessage]) -> float | None:
 def _spread(values: Sequence[float]) -> dict[str, float | str]:
     figures = {"max": max(values), "median": statistics.median(values), "min": min(values)}
     return {name: "inf" if value == float("inf") else value for name, value in figures.items()}
-
-
-@contextmanager
-def _patient_interrupt() -> Iterator[threading.Event]:
-    """The first interrupt lets the round finish; the second one does not."""
-    asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-
-    def handler(*_: object) -> None:
-        if asked.is_set():
-            raise KeyboardInterrupt
-        asked.set()
-        log.warning("interrupted: finishing this round, once more to stop at once")
-
-    previous = {kind: signal.signal(kind, handler) for kind in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield asked
-    finally:
-        for kind, old in previous.items():
-            signal.signal(kind, old)
