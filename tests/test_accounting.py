@@ -8,7 +8,7 @@ import math
 import dp_accounting
 import numpy as np
 import pytest
-from dp_accounting.pld import PLDAccountant
+from dp_accounting.pld import PLDAccountant, common
 from dp_accounting.rdp import RdpAccountant
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -554,3 +554,46 @@ class TestFailsClosed:
             Repeated(PureDP(1.0), 10**20)
         with pytest.raises(Unsupported, match="one message"):
             Shuffled(Repeated(PureDP(1.0), 2), 10)
+
+
+@pytest.mark.parametrize("count", [2, 3, 17, 80, 1_000, 30_000])
+@pytest.mark.parametrize("rate", [1.0, 0.3, 0.01])
+def test_many_equal_losses_add_up_as_the_library_adds_them(count, rate):
+    """The same grid, composed by dp-accounting; where its tails are cut differs, and no more."""
+    curve, _ = loss_distribution._curve(Release(Gaussian(2.0), Sensitivity(1.0, "l2", 3)), 1, 1.0)
+    for adding in (False, True):
+        part = loss_distribution._pmf(loss_distribution._sampled(curve, rate, adding), 1e-2, count)
+        ours = loss_distribution._self_compose(part, count)
+        theirs = part.self_compose(count, loss_distribution._TAIL)
+        spread = 0.5 * rate * math.sqrt(count)
+        for epsilon in (0.0, 0.1, spread, 3 * spread):
+            expected = theirs.get_delta_for_epsilon(epsilon)
+            assert ours.get_delta_for_epsilon(epsilon) == pytest.approx(
+                expected, rel=1e-6, abs=32 * count * 2.3e-16
+            )
+        low, high = loss_distribution._bulk(part._probs, count)
+        brute = common.compute_self_convolve_bounds(part._probs, count, loss_distribution._TAIL)
+        assert (low, high) == pytest.approx(brute, abs=1)
+
+
+def test_a_history_that_grows_is_accounted_as_if_it_were_new():
+    """Parts that are kept from one round to the next change nothing."""
+
+    def epsilons() -> list[float]:
+        event = PoissonSampled(0.2, Release(Gaussian(3.0), Sensitivity(1.0, "l2", 5)))
+        return [best_epsilon(Repeated(event, count)) for count in (1, 2, 3, 7, 8, 9, 64, 65)]
+
+    def best_epsilon(event) -> float:
+        return account(event, 1e-5, accountant="best", accounting="vector").epsilon
+
+    first = epsilons()
+    for kept in (
+        loss_distribution._curve,
+        loss_distribution._discretised,
+        loss_distribution.composed_loss,
+        rdp._known_curve,
+    ):
+        kept.cache_clear()
+    backwards = epsilons()
+    assert first == backwards
+    assert first == sorted(first)

@@ -129,8 +129,16 @@ def add_up(parts: Iterable[tuple[Leaf, int]], orders: Floats) -> Floats:
     """Adaptive composition: divergences at the same order add."""
     total = np.zeros(len(orders))
     for leaf, count in parts:
-        total += count * leaf_curve(leaf, orders)
+        total += count * _known_curve(leaf, tuple(orders))
     return total
+
+
+@lru_cache(maxsize=256)
+def _known_curve(leaf: Leaf, orders: tuple[float, ...]) -> Floats:
+    """`leaf_curve`, for a history that grows by the same releases every round."""
+    values = leaf_curve(leaf, np.array(orders))
+    values.setflags(write=False)
+    return values
 
 
 def curve(event: Event, orders: Floats) -> Floats:
