@@ -17,6 +17,7 @@ from udpfl import __version__
 from udpfl.accounting.statement import shown
 from udpfl.report import sections
 from udpfl.report.charts import Chart, run_charts
+from udpfl.report.client_table import clients
 from udpfl.report.comparison import comparison_charts, unique_names
 from udpfl.report.read import RunRecord
 from udpfl.report.sections import figure, privacy_badge, text
@@ -33,7 +34,7 @@ def run_page(run: RunRecord) -> str:
         sections.references(run),
         sections.confusion(run, "".join(_card(c) for c in charts if c.id == "classes")),
         sections.privacy(run),
-        sections.clients(run),
+        clients(run),
         sections.configuration(run.config),
         sections.facts(run),
     ]
