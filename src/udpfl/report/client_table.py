@@ -17,12 +17,14 @@ def clients(run: RunRecord) -> str:
     for client in run.clients:
         statement, budget = client.statement, client.budget
         claimed = statement if statement is not None and statement.kind != "none" else None
+        # Where the method's noise could keep no budget, its releases are stated at a delta yet.
+        delta = budget[1] if budget else claimed.delta if claimed else None
         proved = f"<td>{shown(claimed.vector_epsilon) if claimed else '–'}</td>" if nominal else ""
         rows.append(
             f'<tr><th scope="row">{text(client.name)}</th>'
             f"<td>{shown(claimed.epsilon) if claimed else '–'}</td>{proved}"
             f"<td>{_budget(client)}</td>"
-            f'<td class="wide">{"–" if budget is None else small(budget[1])}</td>'
+            f'<td class="wide">{"–" if delta is None else small(delta)}</td>'
             f"<td>{client.declared_size:,}</td>"
             f'<td class="wide">{text(client.noise)}</td><td class="wide">{text(client.clip)}</td>'
             f'<td class="wide">{client.rounds}</td></tr>'

@@ -197,6 +197,7 @@ def read_run(path: Path) -> RunRecord:
     clipped = what_is_clipped(_unit(config), people)
     # What a trusted server lets out lies there; a method of one's own may have one, too.
     trusted = config.training.algorithm == "dp-fedavg" or (path / "aggregates").is_dir()
+    trusted = trusted and any(row["release"] is not None for row in people)
     return RunRecord(
         path=path,
         config=config,

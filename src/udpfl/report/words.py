@@ -24,6 +24,8 @@ LABELS = {
 }
 NOT_KNOWN = "Not known"
 UNITS: dict[Unit, str] = {"record": "one record", "client": "a whole client"}
+WHOSE: dict[Unit, str] = {"record": "single records", "client": "whole clients"}
+"""Whose privacy the line of a chart is about."""
 _NOT_YET = (
     "What the number assumes about the data, such as public sizes or labels, is written down when "
     "the run ends; this page cannot list it yet."
