@@ -10,6 +10,7 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -18,9 +19,12 @@ import pytest
 import torch
 
 import udpfl
+from udpfl.accounting.statement import PrivacyStatement
 from udpfl.cli import main
 from udpfl.comparison import jobs
+from udpfl.comparison.figure import _lines
 from udpfl.comparison.grid import grid_of, key_of, read_seeds, read_vary
+from udpfl.comparison.outcome import Comparison, Row, SeedRun
 from udpfl.config import load
 from udpfl.errors import InvalidInput
 from udpfl.harmonizer.ledger import Ledger
@@ -275,6 +279,64 @@ def test_what_is_nominal_or_not_private_never_looks_like_a_guarantee(tmp_path):
     assert "not a privacy guarantee" in text
     result.plot(tmp_path / "kinds.png")
     assert (tmp_path / "kinds.png").read_bytes().startswith(b"\x89PNG")
+
+
+def of_units(keys=("training.algorithm", "privacy.epsilon"), seeds=(0,)) -> Comparison:
+    """Two methods at two budgets, of which one hides whole clients at the larger."""
+    rows = []
+    for algorithm, epsilon in product(["fedavg", "dp-fedavg"], [2, 8]):
+        unit = "client" if (algorithm, epsilon) == ("dp-fedavg", 8) else "record"
+        spent = PrivacyStatement(epsilon, 1e-4, "guarantee", "pld", unit, vector_epsilon=epsilon)
+        own = [SeedRun(seed, None, "accuracy", 0.5 + epsilon / 100, spent, 1.0) for seed in seeds]
+        rows.append(Row(dict(zip(keys, (algorithm, epsilon), strict=True)), tuple(own)))
+    return Comparison(tuple(rows), keys, tuple(seeds), Path("grid"))
+
+
+def test_rows_of_two_units_have_a_column_for_it():
+    for width in (60, 200):
+        lines = of_units().table(width).splitlines()
+        (head,) = [line for line in lines if " unit" in line]
+        place = head.index("unit")
+        rows = lines[lines.index(head) + 2 :][:4]
+        assert [line[place:].split()[0] for line in rows] == ["record"] * 3 + ["client"]
+        text = " ".join(" ".join(lines).split())
+        assert "Some rows hide one record, others a whole client" in text
+        assert "each at δ = 0.0001 for a run by itself, cannot be compared" in text
+    alike = replace(of_units(), rows=of_units().rows[:3])
+    assert " unit" not in alike.table(200)
+    varied = of_units(("privacy.unit", "privacy.epsilon"))
+    (head,) = [line for line in varied.table(200).splitlines() if "accuracy" in line]
+    assert head.split().count("unit") == 1  # the key's own
+
+
+def test_no_line_of_the_figure_joins_two_units(tmp_path):
+    import matplotlib
+
+    lines = _lines(of_units(), "privacy.epsilon")
+    assert {key: [stop for stop, _, _ in points] for key, points in lines.items()} == {
+        ("fedavg", "guarantee", "record"): [2, 8],
+        ("dp-fedavg", "guarantee", "record"): [2],
+        ("dp-fedavg", "guarantee", "client"): [8],
+    }
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        of_units().plot(tmp_path / "units.svg")
+        replace(of_units(), rows=of_units().rows[:3]).plot(tmp_path / "alike.svg")
+    drawn, alike = ((tmp_path / f"{name}.svg").read_text() for name in ("units", "alike"))
+    for label in ("fedavg (guarantee, single records)", "dp-fedavg (guarantee, whole clients)"):
+        assert label in drawn
+    assert "for single records and for whole clients: not to be compared" in drawn
+    assert "fedavg (guarantee)" in alike
+    assert "whole clients" not in alike
+
+
+def test_one_run_and_one_seed_are_not_said_in_the_plural(capsys):
+    code, out, _ = command(capsys, "compare", "base.toml", "--seeds", "1", "--out", "grid")
+    assert code == 0
+    assert "1 run trained, 0 found in grid" in out
+    assert "One run each, with seed 0: nothing is known of the spread." in out
+    code, out, _ = command(capsys, "compare", "base.toml", "--seeds", "3", "--out", "grid")
+    assert "2 runs trained, 1 found in grid" in out
+    assert "range over seeds 0, 1, 2." in out
 
 
 def test_a_narrow_table_is_not_cut_off():

@@ -467,6 +467,9 @@ def test_every_method_states_its_facts():
             assert getattr(method, fact).strip()
         assert "20" in method.paper or "the UDP-FL paper" in method.paper
         assert method.guarantee.endswith(".")
+        if method.unit == "record" and "gradient" in method.guarantee:
+            # Under the other unit of the same method no gradient is clipped or noised.
+            assert 'privacy.unit = "client"' in method.guarantee
         assert method.__doc__.strip()
 
 
@@ -562,3 +565,5 @@ def test_the_command_lists_every_method_with_its_facts():
     assert table.exit_code == 0
     assert all(method.paper in table.output for method in BUILT_IN.values())
     assert "tau = 0.001, beta2 = 0.99" in table.output
+    both = sum(method.unit == "record" for method in BUILT_IN.values())
+    assert table.output.count('one record, or a whole client with privacy.unit = "client"') == both

@@ -22,6 +22,12 @@ from udpfl.engine import Correct
 from udpfl.errors import Unsupported
 from udpfl.mechanisms import Mechanism
 
+NOISY_UPDATE = (
+    'The update is a sum of clipped and noised gradients, or with privacy.unit = "client" clipped '
+    "and noised as a whole, and costs what that costs"
+)
+"""What is promised of a client's update, whichever unit is hidden."""
+
 
 class LocalTraining(Protocol):
     """What a method may do with the records of its lanes: train on them, privately.
@@ -39,7 +45,8 @@ class LocalTraining(Protocol):
         self, start: Tensor, correct: Correct | None = None, state: Mapping[str, Tensor] = ...
     ) -> Tensor:
         """Train from parameters [L, d]; returns the new ones. `correct` post-processes each
-        noisy gradient and sees `state` [L, ...]."""
+        noisy gradient and sees `state` [L, ...]. Where whole clients are hidden gradients have no
+        noise: the way from `start` to what is returned has it."""
 
 
 @dataclass(frozen=True)
@@ -125,10 +132,12 @@ class Algorithm(ABC):
     releases: ClassVar[str] = ""
     """What a client sends in a round."""
     unit: ClassVar[Unit] = "record"
-    """Whose presence the noise hides."""
+    """Whose presence the noise hides. A method for records works for whole clients as well, where
+    privacy.unit asks for that."""
     guarantee: ClassVar[str] = (
-        "Whatever a client sends is computed from its clipped and noised gradients and costs what "
-        "those cost."
+        "Whatever a client sends is computed from its clipped and noised gradients, or with "
+        'privacy.unit = "client" from its update, clipped and noised as a whole, and costs what '
+        "that costs."
     )
     """What is promised about a message. The default holds for every method, because records are
     reached through `LocalTraining` only."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from udpfl.algorithms.base import Algorithm, weighted_mean
+from udpfl.algorithms.base import NOISY_UPDATE, Algorithm, weighted_mean
 from udpfl.algorithms.message import ClientMessage, Tensors
 
 
@@ -26,7 +26,7 @@ class FedAvg(Algorithm):
         "decentralized data"
     )
     releases = "update: how far the client moved in its local steps"
-    guarantee = "The update is a sum of clipped and noised gradients and costs what those cost."
+    guarantee = f"{NOISY_UPDATE}."
 
     def aggregate(self, server: Tensors, messages: Sequence[ClientMessage]) -> Tensors:
         return self.server.apply(server, weighted_mean(messages, "update"))

@@ -36,6 +36,7 @@ import torch
 from torch import Tensor
 
 from udpfl.algorithms.base import (
+    NOISY_UPDATE,
     Algorithm,
     ServerStep,
     stacked,
@@ -51,8 +52,8 @@ class FedMed(Algorithm):
     The server's learning rate and momentum act on either mean. With `threshold` = -1 this is
     fedavg, with 1 it hardly ever is.
 
-    Guarantee: an update is a sum of clipped and noised gradients and costs what those cost; what
-    the server makes of it costs nothing.
+    Guarantee: an update is a sum of clipped and noised gradients, or clipped and noised as a whole
+    where clients are hidden, and costs what that costs; what the server makes of it costs nothing.
     """
 
     name = "fedmed"
@@ -61,10 +62,7 @@ class FedMed(Algorithm):
         "(a reading: not all of its formulas could be confirmed)"
     )
     releases = "update: how far the client moved in its local steps"
-    guarantee = (
-        "The update is a sum of clipped and noised gradients and costs what those cost; the server "
-        "decides by updates alone, never by a loss on records."
-    )
+    guarantee = f"{NOISY_UPDATE}; the server decides by updates alone, never by a loss on records."
 
     def __init__(
         self,

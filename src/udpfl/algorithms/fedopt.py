@@ -23,7 +23,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from udpfl.algorithms.base import Algorithm, ServerStep, weighted_mean
+from udpfl.algorithms.base import NOISY_UPDATE, Algorithm, ServerStep, weighted_mean
 from udpfl.algorithms.message import ClientMessage, Tensors
 from udpfl.errors import InvalidInput
 
@@ -39,13 +39,13 @@ class _FedOpt(Algorithm):
     eta is about how far a weight moves in one round, whatever the clients' learning rate: 0.01 is a
     start. Option `tau` is what a step must exceed to count in full.
 
-    Guarantee: an update is a sum of clipped and noised gradients and costs what those cost; what
-    the server makes of it costs nothing.
+    Guarantee: an update is a sum of clipped and noised gradients, or clipped and noised as a whole
+    where clients are hidden, and costs what that costs; what the server makes of it costs nothing.
     """
 
     paper = "Reddi et al. 2021, Adaptive federated optimization"
     releases = "update: how far the client moved in its local steps"
-    guarantee = "The update is a sum of clipped and noised gradients and costs what those cost."
+    guarantee = f"{NOISY_UPDATE}."
 
     def __init__(self, server: ServerStep, *, tau: float = 1e-3) -> None:
         super().__init__(server)

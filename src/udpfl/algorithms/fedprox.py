@@ -29,20 +29,23 @@ from udpfl.errors import InvalidInput
 
 
 class FedProx(Algorithm):
-    """Every local step goes along g + mu (w - w0), g the clipped and noised gradient.
+    """Every local step goes along g + mu (w - w0), g the gradient, clipped and noised where records
+    are hidden.
 
     Option `mu` is the strength of the pull; with 0, or with one local step, this is fedavg. The
     server's learning rate and momentum act as they do there.
 
-    Guarantee: the pull is added to what was released already and touches no record, so it costs
-    nothing: a round is charged as one of plain averaging.
+    Guarantee: the pull touches no record. It is added to what was released already, or where whole
+    clients are hidden to what is yet to be clipped and noised, so it costs nothing: a round is
+    charged as one of plain averaging.
     """
 
     name = "fedprox"
     paper = "Li et al. 2020, Federated optimization in heterogeneous networks"
     releases = "update: how far the client moved in its local steps"
     guarantee = (
-        "The pull is added to gradients that are clipped and noised already and costs nothing "
+        "The pull touches no record: it is added to gradients that are clipped and noised already, "
+        'or with privacy.unit = "client" ahead of clip and noise on the update, and costs nothing '
         "beside them."
     )
 

@@ -30,7 +30,10 @@ class FedSGD(Algorithm):
     )
     sends_update = False
     releases = "gradient: the noisy mean gradient of one step"
-    guarantee = "The gradient itself is clipped and noised, one release a round."
+    guarantee = (
+        'The gradient is clipped record by record and noised, or with privacy.unit = "client" as a '
+        "whole: one release a round."
+    )
 
     def agree(self, terms: Terms) -> None:
         if terms.local_steps != 1:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from udpfl.algorithms.base import Algorithm, stacked
+from udpfl.algorithms.base import NOISY_UPDATE, Algorithm, stacked
 from udpfl.algorithms.message import ClientMessage, Tensors
 
 
@@ -24,14 +24,14 @@ class Median(Algorithm):
     clients with Gaussian noise the median is about 1.25 times as wide as the mean; with Laplace
     noise and one local step it is narrower.
 
-    Guarantee: an update is a sum of clipped and noised gradients and costs what those cost; what
-    the server makes of it costs nothing.
+    Guarantee: an update is a sum of clipped and noised gradients, or clipped and noised as a whole
+    where clients are hidden, and costs what that costs; what the server makes of it costs nothing.
     """
 
     name = "median"
     paper = "Yin et al. 2018, Byzantine-robust distributed learning: optimal statistical rates"
     releases = "update: how far the client moved in its local steps"
-    guarantee = "The update is a sum of clipped and noised gradients and costs what those cost."
+    guarantee = f"{NOISY_UPDATE}."
 
     def aggregate(self, server: Tensors, messages: Sequence[ClientMessage]) -> Tensors:
         return self.server.apply(server, _median(stacked(messages, "update")))

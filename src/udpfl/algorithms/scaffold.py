@@ -27,13 +27,15 @@ from udpfl.algorithms.message import ClientMessage, Tensors
 
 
 class Scaffold(Algorithm):
-    """Steps along g - c_i + c, g the clipped and noised gradient; clients send both changes.
+    """Steps along g - c_i + c, g the gradient, clipped and noised where records are hidden; clients
+    send both changes.
 
     As in the paper every client counts the same, whatever its size. `training.server_learning_rate`
     is its eta_g; `training.server_momentum` is not in the paper and acts on the model alone.
 
-    Guarantee: c_i and c are made of gradients that were clipped and noised before, and a message is
-    a function of those and of what was received, so it costs exactly what the gradients cost.
+    Guarantee: c_i and c are made of gradients that were clipped and noised before, or of an update
+    that was as a whole where clients are hidden, and a message is a function of those and of what
+    was received, so it costs exactly what they cost.
     """
 
     name = "scaffold"
@@ -42,8 +44,8 @@ class Scaffold(Algorithm):
     )
     releases = "update: how far the client moved; control: the change of its control variate"
     guarantee = (
-        "Control variates are means of gradients that are clipped and noised already and cost "
-        "nothing beside them."
+        "Control variates are made of gradients that are clipped and noised already, or with "
+        'privacy.unit = "client" of such updates, and cost nothing beside them.'
     )
 
     def init(self, parameters: Tensor) -> Tensors:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from udpfl.algorithms.base import Algorithm, ServerStep, Terms, stacked
+from udpfl.algorithms.base import NOISY_UPDATE, Algorithm, ServerStep, Terms, stacked
 from udpfl.algorithms.message import ClientMessage, Tensors
 from udpfl.errors import InvalidInput
 
@@ -21,14 +21,14 @@ class TrimmedMean(Algorithm):
     whatever their size. The server's learning rate and momentum act as they do in fedavg. Close to
     the median for `trim` near 1/2, and less wide under Gaussian noise the smaller it is.
 
-    Guarantee: an update is a sum of clipped and noised gradients and costs what those cost; what
-    the server makes of it costs nothing.
+    Guarantee: an update is a sum of clipped and noised gradients, or clipped and noised as a whole
+    where clients are hidden, and costs what that costs; what the server makes of it costs nothing.
     """
 
     name = "trimmed-mean"
     paper = "Yin et al. 2018, Byzantine-robust distributed learning: optimal statistical rates"
     releases = "update: how far the client moved in its local steps"
-    guarantee = "The update is a sum of clipped and noised gradients and costs what those cost."
+    guarantee = f"{NOISY_UPDATE}."
 
     def __init__(self, server: ServerStep, *, trim: float = 0.1) -> None:
         super().__init__(server)

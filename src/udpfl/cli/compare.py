@@ -116,7 +116,8 @@ def compare(
         people = Console()
         show(result, people)
         people.print(
-            f"{result.trained} runs trained, {result.found} found in {escape(str(result.folder))}"
+            f"{result.trained} run{'' if result.trained == 1 else 's'} trained, "
+            f"{result.found} found in {escape(str(result.folder))}"
             + (f"; page: {escape(str(result.report))}" if result.report.is_file() else ""),
             highlight=False,
             soft_wrap=True,

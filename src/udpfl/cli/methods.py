@@ -16,6 +16,10 @@ from udpfl.errors import UdpflError
 from udpfl.plugins import offered, resolve
 
 _SHOWN = ("paper", "releases", "unit", "guarantee", "options", "from", "problem")
+_UNITS = {
+    "record": 'one record, or a whole client with privacy.unit = "client"',
+    "client": "a whole client",
+}
 
 
 def methods(
@@ -43,7 +47,8 @@ def methods(
         name = row["name"]
         for key in _SHOWN:
             if row[key]:
-                table.add_row(escape(name), key, escape(_in_words(row[key])))
+                said = _UNITS.get(row[key], row[key]) if key == "unit" else _in_words(row[key])
+                table.add_row(escape(name), key, escape(said))
                 name = ""
         table.add_row()
     Console().print(table, highlight=False)

@@ -7,23 +7,28 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from udpfl.accounting.events import Unit
 from udpfl.accounting.statement import Kind
 from udpfl.comparison.grid import said, short
 from udpfl.comparison.outcome import Comparison
 from udpfl.errors import InvalidInput, UdpflError
 from udpfl.report.charts import DASHES, NOMINAL
+from udpfl.report.words import WHOSE
 
 _COLOURS = ("#1f5fbf", "#b5176a", "#0b7285", "#7a6200", "#7a3fb0", "#4b5563", "#c2410c", "#2b2f77")
 _MARKERS = "osDv^P*X"
 _WIDE = 10
 """Numbers that span at least this factor get a logarithmic axis."""
+_Line = tuple[str, Kind, Unit | None]
+"""Its name, the kind of privacy of its runs, and whose; nobody's where there is none."""
 _Point = tuple[Any, float, float]
 """Where along the axis, mean, standard deviation."""
 
 
 def comparison_figure(comparison: Comparison, path: Path) -> None:
     """Means with error bars of one standard deviation; a line of nominal runs is dashed, one of
-    runs without privacy dotted, and the legend says so."""
+    runs without privacy dotted, and the legend says so. It also says whose privacy a line is about
+    where that is not one record's for all."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -38,9 +43,10 @@ def comparison_figure(comparison: Comparison, path: Path) -> None:
     places = _places(stops)
     figure, axes = plt.subplots(figsize=(7.2, 4.6), layout="constrained")
     lines = _lines(comparison, over)
-    names = _distinct(name for name, _ in lines)
-    for (name, kind), points in lines.items():
-        number = names.index(name)
+    units = {unit for _, _, unit in lines if unit is not None}
+    names = _distinct((name, unit) for name, _, unit in lines)
+    for (name, kind, unit), points in lines.items():
+        number = names.index((name, unit))
         axes.errorbar(
             [places[stops.index(stop)] for stop, _, _ in points],
             [mean for _, mean, _ in points],
@@ -48,15 +54,19 @@ def comparison_figure(comparison: Comparison, path: Path) -> None:
             color=_COLOURS[number % len(_COLOURS)],
             marker=_MARKERS[number % len(_MARKERS)],
             linestyle=DASHES[kind],
-            label=_label(name, kind),
+            label=_label(name, kind, unit if "client" in units else None),
             capsize=4,
             markersize=5,
             linewidth=1.6,
             elinewidth=1.1,
         )
     _axis(axes, stops, places)
-    nominal = over == "privacy.epsilon" and any(kind == "nominal" for _, kind in lines)
-    axes.set_xlabel(f"{over} (of dashed lines: nominal, not a guarantee)" if nominal else over)
+    remarks = []
+    if over == "privacy.epsilon" and any(kind == "nominal" for _, kind, _ in lines):
+        remarks.append("of dashed lines: nominal, not a guarantee")
+    if over == "privacy.epsilon" and len(units) > 1:
+        remarks.append("for single records and for whole clients: not to be compared")
+    axes.set_xlabel(f"{over} ({'; '.join(remarks)})" if remarks else over)
     name = comparison.metric
     axes.set_ylabel(f"test {name if name == 'accuracy' else name.upper()}")
     axes.set_title(_title(comparison), fontsize=10, loc="left")
@@ -73,21 +83,24 @@ def comparison_figure(comparison: Comparison, path: Path) -> None:
         plt.close(figure)
 
 
-def _lines(comparison: Comparison, over: str) -> dict[tuple[str, Kind], list[_Point]]:
-    """The points by everything but the key along the axis; no line joins two kinds of privacy."""
-    lines: dict[tuple[str, Kind], list[_Point]] = {}
+def _lines(comparison: Comparison, over: str) -> dict[_Line, list[_Point]]:
+    """The points by everything but the key along the axis; no line joins two kinds of privacy, or
+    the privacy of records with that of clients."""
+    lines: dict[_Line, list[_Point]] = {}
     for row in comparison:
         if row.mean is None or row.privacy is None or not math.isfinite(row.mean):
             continue
         name = ", ".join(said(value) for key, value in row.settings.items() if key != over)
         point = (row.settings[over], row.mean, row.sd or 0.0)
-        lines.setdefault((name, row.privacy.kind), []).append(point)
+        unit = None if row.privacy.kind == "none" else row.privacy.unit
+        lines.setdefault((name, row.privacy.kind, unit), []).append(point)
     return lines
 
 
-def _label(name: str, kind: Kind) -> str:
+def _label(name: str, kind: Kind, unit: Unit | None) -> str:
     kinds: dict[Kind, str] = {"guarantee": "guarantee", "nominal": NOMINAL, "none": "not private"}
-    return f"{name} ({kinds[kind]})".strip().replace("$", r"\$")
+    whose = f", {WHOSE[unit]}" if unit else ""
+    return f"{name} ({kinds[kind]}{whose})".strip().replace("$", r"\$")
 
 
 def _title(comparison: Comparison) -> str:

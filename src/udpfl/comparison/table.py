@@ -1,7 +1,8 @@
 """A comparison as a table for people: no figure without the kind of privacy behind it.
 
 A guaranteed and a nominal epsilon never stand in the same column. "ε" is always what is guaranteed,
-for nominal runs as well; their own number has a column of its own beside it.
+for nominal runs as well; their own number has a column of its own beside it. Where some rows hide
+one record and others a whole client, a column says which.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
+from udpfl.accounting.events import Unit
 from udpfl.accounting.statement import Kind, PrivacyStatement, shown
 from udpfl.comparison.grid import said, short
 from udpfl.comparison.outcome import Comparison, Row
@@ -22,6 +24,10 @@ _KINDS: dict[Kind, str] = {
     "guarantee": "[green]guarantee[/]",
     "nominal": "[yellow]nominal: not a guarantee[/]",
     "none": "[bold red]not private[/]",
+}
+_WHOLE: dict[Unit, str] = {
+    "record": "the whole gradient",
+    "client": "the whole update of a client",
 }
 _RELATIONS = {"add-remove": "added or removed", "replace-one": "replaced"}
 
@@ -56,12 +62,16 @@ def _table(comparison: Comparison, reasons: dict[str, int], stacked: bool) -> Ta
         table.add_column("min..max", justify="right")
     # Columns that would say nothing, or the same in every row, are left out.
     deltas = len({statement.delta for statement in _bounds(comparison)}) > 1
+    units = len({statement.unit for statement in _bounds(comparison)}) > 1
+    units = units and "privacy.unit" not in comparison.keys  # it has a column already
     nominal = any(statement.kind == "nominal" for statement in _bounds(comparison))
     if not comparison.complete:
         table.add_column("seeds", justify="right")
     table.add_column("ε")
     if deltas:
         table.add_column("δ")
+    if units:
+        table.add_column("unit")
     if nominal:
         table.add_column("nominal ε", style="yellow")
     table.add_column("privacy")
@@ -76,6 +86,8 @@ def _table(comparison: Comparison, reasons: dict[str, int], stacked: bool) -> Ta
         cells.append(_guaranteed(row.privacy))
         if deltas:
             cells.append(f"{bound.delta:g}" if bound else "")
+        if units:
+            cells.append(bound.unit if bound else "")
         if nominal:
             cells.append(shown(bound.epsilon) if bound and bound.kind == "nominal" else "")
         labels = [_KINDS[row.privacy.kind]] if row.privacy else []
@@ -120,7 +132,10 @@ def _bounds(comparison: Comparison) -> list[PrivacyStatement]:
 
 def _remarks(comparison: Comparison) -> Iterator[str]:
     seeds = ", ".join(map(str, comparison.seeds))
-    yield f"Mean, sample standard deviation (sd) and range over seeds {seeds}."
+    if len(comparison.seeds) > 1:
+        yield f"Mean, sample standard deviation (sd) and range over seeds {seeds}."
+    else:
+        yield f"One run each, with seed {seeds}: nothing is known of the spread."
     if bounds := _bounds(comparison):
         deltas = {statement.delta for statement in bounds}
         at = f" at δ = {deltas.pop():g}" if len(deltas) == 1 else ""
@@ -129,18 +144,19 @@ def _remarks(comparison: Comparison) -> Iterator[str]:
             f"ε is guaranteed{at} for one {first.unit} {_RELATIONS[first.neighbours]}, for each "
             f"run by itself: a {first.unit} pays again in every run that it takes part in."
             if len(units) == 1
-            else "[yellow]Some rows hide one record, others a whole client[/]: their ε's, for each "
-            "run by itself, cannot be compared."
+            else "[yellow]Some rows hide one record, others a whole client[/]: their ε's, each"
+            f"{at} for a run by itself, cannot be compared."
         )
         notes = (note for statement in bounds for note in statement.notes)
         for note in dict.fromkeys(notes):
             if note.startswith("assumes"):
                 all_of_them = all(note in statement.notes for statement in bounds)
                 yield escape(f"It {note}." if all_of_them else f"In some rows it {note}.")
-    if any(statement.kind == "nominal" for statement in bounds):
+    if nominal := {statement.unit for statement in bounds if statement.kind == "nominal"}:
+        proved = " or ".join(_WHOLE[unit] for unit in sorted(nominal, reverse=True))
         yield (
             "[yellow]Nominal: scalar accounting, not a privacy guarantee.[/] The column ε is what "
-            "can be proved for the whole gradient."
+            f"can be proved for {proved}."
         )
     if any(row.privacy is not None and row.privacy.kind == "none" for row in comparison):
         reasons = (row.privacy.notes for row in comparison if row.privacy is not None)

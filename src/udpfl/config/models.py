@@ -125,7 +125,8 @@ class PrivacyConfig(Section):
     )
     clip: Positive | Annotated[list[Positive], Several] = Field(
         default=1.0,
-        description="Bound on one record's gradient, or on a client's whole update.",
+        description="Bound on one record's gradient, or with unit = 'client' on all that a client "
+        "sends.",
     )
     norm: Norm = Field(default="l2", description="Norm in which it is clipped.")
     clip_quantile: Fraction | None = Field(
@@ -149,7 +150,9 @@ class PrivacyConfig(Section):
         "less of it.",
     )
     pace_ratio: float = Field(
-        default=2.0, ge=1, description="Noise of the most sparing round over that of the others."
+        default=2.0,
+        ge=1,
+        description="Noise of the most sparing round over that of the most generous.",
     )
     unit: Unit = Field(
         default="record",
@@ -203,10 +206,16 @@ class TrainingConfig(Section):
         examples=[5],
     )
     local_steps: Count = Field(
-        default=1, description="Steps, each a noisy release, per client and round."
+        default=1,
+        description="Steps of a client in a round: each is a noisy release, or with privacy.unit = "
+        "'client' all of them together are one.",
     )
     sampling_rate: float = Field(
-        default=0.5, gt=0, le=1, description="Probability that a record takes part in a step."
+        default=0.5,
+        gt=0,
+        le=1,
+        description="Probability that a record takes part in a step; it saves noise where records "
+        "are hidden, not where whole clients are.",
     )
     learning_rate: Positive = Field(default=2.0, description="Learning rate of the clients.")
     schedule: Literal["constant", "linear", "cosine"] = Field(

@@ -92,7 +92,7 @@
 
     legend(place) {
       const parts = [...this.chart.series, ...this.chart.bands];
-      if (this.chart.bars || parts.length < 2) return;
+      if (this.chart.bars || (parts.length < 2 && !this.chart.legend)) return;
       for (const part of parts) {
         const button = html(place, "button");
         const sample = svg(button, "svg", { width: 30, height: 12, "aria-hidden": "true" });
@@ -329,7 +329,7 @@
         const parts = this.shown().map((s) => {
           let i = 0;
           s.x.forEach((v, k) => { if (Math.abs(v - x) < Math.abs(s.x[i] - x)) i = k; });
-          if (chart.id !== "trade" && s.x[i] !== x) return null;
+          if (!chart.id.startsWith("trade") && s.x[i] !== x) return null;
           if (s.y[i] !== null && (!chart.log || s.y[i] > 0)) {
             svg(this.cursor, "circle", { cx: this.x(s.x[i]), cy: this.y(s.y[i]), r: 4.5, class: `dot ${s.colour}` });
           }

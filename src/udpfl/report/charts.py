@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from decimal import ROUND_CEILING, Context
 from typing import Any, Literal
 
 from udpfl.accounting.statement import Kind
+from udpfl.report.protection import Clipped
 from udpfl.report.read import Client, RunRecord
 
 Values = list[float | None]
@@ -20,6 +21,11 @@ SIMULATION_ONLY = (
     "to itself."
 )
 NOMINAL = "nominal: not a guarantee"
+_SIGNALS: dict[Clipped, str] = {
+    "gradients": "the clipped gradient sum",
+    "updates": "a client's clipped update",
+    "parameters": "a client's clipped parameters",
+}
 
 
 @dataclass(frozen=True)
@@ -76,6 +82,8 @@ class Chart:
     """The axis ends here at least."""
     note: str = ""
     warning: str = ""
+    legend: bool = False
+    """Whether a line has its name beside it even where it is the only one."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for the page, numbers cut to six digits (an epsilon rounded up)."""
@@ -151,6 +159,12 @@ def _budget_marks(run: RunRecord) -> tuple[tuple[float, str], ...]:
     return tuple((budget, f"{run.budget_name} {budget:g}") for budget in budgets)
 
 
+def _axis(run: RunRecord) -> str:
+    """What an axis of epsilon says: which kind of number, and whose where it is not a record's."""
+    said = "nominal ε" if run.kind == "nominal" else "ε"
+    return f"{said} for a whole client" if run.unit == "client" else said
+
+
 def _epsilon_by_round(run: RunRecord) -> Chart | None:
     if run.kind == "none":
         return None
@@ -179,7 +193,7 @@ def _epsilon_by_round(run: RunRecord) -> Chart | None:
         series.append(Series("ε that is guaranteed", x, proved, "guarantee"))
         note += " The axis is logarithmic: the guaranteed ε is far above the nominal one."
     return Chart(
-        "epsilon", "Privacy spent by round", "round", said, "epsilon", tuple(series), bands,
+        "epsilon", "Privacy spent by round", "round", _axis(run), "epsilon", tuple(series), bands,
         marks=_budget_marks(run), log=nominal, note=note, warning=NOMINAL if nominal else "",
     )  # fmt: skip
 
@@ -192,7 +206,6 @@ def _epsilon_by_client(run: RunRecord) -> Chart | None:
     many = len(known) > 60
     if many:
         known.sort(key=_spending, reverse=True)
-    said = "nominal ε" if nominal else "ε"
     bars = Bars(
         [client.name for client in known],
         [client.statement.epsilon if client.statement else None for client in known],
@@ -202,7 +215,7 @@ def _epsilon_by_client(run: RunRecord) -> Chart | None:
         nominal,
     )
     return Chart(
-        "clients", "Privacy spent by client", "clients, sorted" if many else "client", said,
+        "clients", "Privacy spent by client", "clients, sorted" if many else "client", _axis(run),
         "epsilon", bars=bars, note=_budget_note(run),
         warning=NOMINAL if nominal else "",
     )  # fmt: skip
@@ -224,16 +237,29 @@ def _signal(run: RunRecord) -> Chart:
     x, y = run.column("simulation_only", "signal_to_noise", evaluated=False)
     return Chart("signal", "Signal against noise", "round", "signal / noise", "number",
                  (Series("signal-to-noise ratio", x, y, "main"),), warning=SIMULATION_ONLY,
-                 note="Length of the clipped gradient sum over the length of the noise, mean over "
-                 "the clients of a round; averaging over many clients raises it.")  # fmt: skip
+                 note=signal_note({run.clipped}))  # fmt: skip
+
+
+def signal_note(clipped: Collection[Clipped]) -> str:
+    """What signal and noise are, where these were clipped."""
+    signal = " or ".join(text for key, text in _SIGNALS.items() if key in clipped)
+    return (
+        f"Length of {signal} over the length of the noise, mean over the clients of a round; "
+        "averaging over many clients raises it."
+    )
 
 
 def _clip_fraction(run: RunRecord) -> Chart:
     x, y = run.column("simulation_only", "clip_fraction", evaluated=False)
-    return Chart("clip", "Share of clipped gradients", "round", "clipped", "percent",
+    return Chart("clip", clip_title({run.clipped}), "round", "clipped", "percent",
                  (Series("clip fraction", x, y, "main"),), top=1.0, warning=SIMULATION_ONLY,
                  note="Near 100 % the clipping bound decides the step; near 0 % the noise is "
                  "larger than it needs to be.")  # fmt: skip
+
+
+def clip_title(clipped: Collection[Clipped]) -> str:
+    """What is counted where these were clipped: of whole clients, updates and not gradients."""
+    return f"Share of clipped {' or '.join(key for key in _SIGNALS if key in clipped)}"
 
 
 def class_names(run: RunRecord) -> list[str]:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+from udpfl.accounting.events import Unit
 from udpfl.accounting.statement import Kind
-from udpfl.report.charts import DASHES, NOMINAL, Chart, Series, run_charts, shows_something
+from udpfl.report.charts import (
+    DASHES,
+    NOMINAL,
+    Chart,
+    Series,
+    clip_title,
+    run_charts,
+    shows_something,
+    signal_note,
+)
 from udpfl.report.read import RunRecord
+from udpfl.report.words import UNITS, WHOSE, small, trusts_server
 
 _COLOURS = 8
 _LEFT_OUT = "nominal runs are left out"
@@ -15,6 +26,11 @@ _OTHER_KIND = (
     "The ε of a nominal run is of another kind: the first table has it, and the ε that is "
     "guaranteed instead."
 )
+_OTHER_UNIT = (
+    "An ε for one record and an ε for a whole client cannot be compared: each has a chart of its "
+    "own."
+)
+_OTHER_DELTA = "The runs have different δ: of two with the same ε, the smaller δ says more."
 _COLUMNS = {
     "accuracy": ("accuracy",),
     "rmse": ("rmse",),
@@ -37,88 +53,148 @@ def unique_names(runs: Sequence[RunRecord]) -> list[str]:
     return names
 
 
+def units_of(runs: Sequence[RunRecord]) -> list[Unit]:
+    """Whose privacy the epsilons of these runs are about, each unit once, records first."""
+    there = {run.unit for run in runs if run.kind != "none"}
+    return [unit for unit in UNITS if unit in there]
+
+
 def comparison_charts(runs: Sequence[RunRecord]) -> list[Chart]:
-    """Every chart by round that some run has, with the lines of all runs that have it."""
+    """Every chart by round that some run has, with the lines of all runs that have it.
+
+    An axis of epsilon has one kind of epsilon about one unit: charts of those are drawn by unit.
+    """
     single: dict[str, Chart] = {}
     for run in runs:
         for chart in run_charts(run):
             single.setdefault(chart.id, chart)
     charts = []
     for id_, keys in _COLUMNS.items():
-        if (like := single.get(id_)) is not None:
-            kinds = {_drawn_kind(runs)} if id_ == "epsilon" else set(DASHES)
-            lines = _lines(runs, keys, kinds, evaluated=keys[0] != "simulation_only")
-            marks = like.marks if id_ in ("rmse", "mae") else ()
-            charts.append(replace(like, series=lines, bands=(), marks=marks))
-    charts = [_of_all_clients(chart, runs) if chart.id == "epsilon" else chart for chart in charts]
-    return [chart for chart in [*charts, _trade(runs)] if shows_something(chart)]
+        if (like := single.get(id_)) is None:
+            continue
+        if id_ == "epsilon":
+            charts += [_spent(like, runs, unit) for unit in units_of(runs)]
+            continue
+        lines = _lines(runs, _labels(runs), keys, evaluated=keys[0] != "simulation_only")
+        marks = like.marks if id_ in ("rmse", "mae") else ()
+        charts.append(_worded(replace(like, series=lines, bands=(), marks=marks), runs))
+    charts += [_trade(runs, unit) for unit in units_of(runs)]
+    return [replace(chart, legend=True) for chart in charts if shows_something(chart)]
 
 
-def _drawn_kind(runs: Sequence[RunRecord]) -> Kind:
-    """The one kind of epsilon that a common axis shows: guaranteed, unless all are nominal."""
-    return "guarantee" if any(run.kind == "guarantee" for run in runs) else "nominal"
-
-
-def _about_epsilon(runs: Sequence[RunRecord]) -> tuple[str, str, str]:
-    """What the drawn epsilon is called, and the warning and the note that go with it."""
-    if _drawn_kind(runs) == "nominal":
-        return "nominal ε", NOMINAL, ""
-    mixed = any(run.kind == "nominal" for run in runs)
-    return ("ε", _LEFT_OUT, _OTHER_KIND) if mixed else ("ε", "", "")
+def _worded(chart: Chart, runs: Sequence[RunRecord]) -> Chart:
+    """With words that are right for all of these runs."""
+    clipped = {run.clipped for run in runs if run.kind != "none"}
+    if chart.id == "clip":
+        return replace(chart, title=clip_title(clipped))
+    return replace(chart, note=signal_note(clipped)) if chart.id == "signal" else chart
 
 
 def _lines(
-    runs: Sequence[RunRecord], keys: tuple[str, ...], kinds: Collection[Kind], evaluated: bool
+    runs: Sequence[RunRecord], labels: Sequence[str], keys: tuple[str, ...], evaluated: bool = True
 ) -> tuple[Series, ...]:
+    """One for every run that has a label."""
     lines = []
-    for i, (run, name) in enumerate(zip(runs, _labels(runs), strict=True)):
+    for i, (run, label) in enumerate(zip(runs, labels, strict=True)):
         x, y = run.column(*keys, evaluated=evaluated)
-        if run.kind in kinds and any(value is not None for value in y):
-            lines.append(Series(name, x, y, f"run-{i % _COLOURS}", DASHES[run.kind]))
+        if label and any(value is not None for value in y):
+            lines.append(Series(label, x, y, f"run-{i % _COLOURS}", DASHES[run.kind]))
     return tuple(lines)
 
 
-def _of_all_clients(chart: Chart, runs: Sequence[RunRecord]) -> Chart:
-    said, warning, note = _about_epsilon(runs)
+@dataclass(frozen=True)
+class _Axis:
+    """An axis of epsilon: one kind of number about one unit, and what is to be said of it."""
+
+    kind: Kind
+    name: str
+    of: str
+    """What sets the titles and names of its charts apart from those of the other unit."""
+    suffix: str
+    warning: str
+    note: str
+    labels: list[str]
+    """Of every run, in their order; empty where it has no place on this axis."""
+
+
+def _axis(runs: Sequence[RunRecord], unit: Unit) -> _Axis:
+    units = units_of(runs)
+    several, plain = len(units) > 1, units == ["record"]
+    own = [run for run in runs if run.kind != "none" and run.unit == unit]
+    # Guaranteed, unless all are nominal.
+    kind: Kind = "guarantee" if any(run.kind == "guarantee" for run in own) else "nominal"
+    left_out = kind == "guarantee" and any(run.kind == "nominal" for run in own)
+    said = "nominal ε" if kind == "nominal" else "ε"
+    deltas = {run.statement.delta for run in own if run.kind == kind}
+    labels = [
+        f"{label[:-1]}, δ = {small(run.statement.delta)})" if len(deltas) > 1 else label
+        for run, label in zip(runs, _labels(runs), strict=True)
+    ]
+    notes = [_OTHER_KIND] * left_out + [_OTHER_DELTA] * (len(deltas) > 1)
+    return _Axis(
+        kind=kind,
+        name=said if plain else f"{said} for {UNITS[unit]}",
+        of="" if plain else f", {WHOSE[unit]}",
+        suffix=f"-{unit}" if several else "",
+        warning=NOMINAL if kind == "nominal" else _LEFT_OUT if left_out else "",
+        note=" ".join([*notes, *([_OTHER_UNIT] if several else [])]),
+        labels=[
+            label if run.kind == kind and run.unit == unit else ""
+            for run, label in zip(runs, labels, strict=True)
+        ],
+    )
+
+
+def _spent(like: Chart, runs: Sequence[RunRecord], unit: Unit) -> Chart:
+    """What each run of this unit had spent after every round."""
+    axis = _axis(runs, unit)
     return replace(
-        chart,
-        title="Privacy spent by round",
-        y=f"{said}, largest of any client",
+        like,
+        id=f"epsilon{axis.suffix}",
+        title=f"Privacy spent by round{axis.of}",
+        y=f"{'nominal ε' if axis.kind == 'nominal' else 'ε'}, largest of any client",
+        series=_lines(runs, axis.labels, ("epsilon", "max")),
+        bands=(),
+        marks=(),
         log=False,
-        warning=warning,
-        note=note,
+        warning=axis.warning,
+        note=axis.note,
     )
 
 
 def _labels(runs: Sequence[RunRecord]) -> list[str]:
+    """Name and kind of every run, and whose privacy it is where that is not always a record's."""
     kinds = {"guarantee": "guarantee", "nominal": NOMINAL, "none": "not private"}
-    return [
-        f"{name} ({'not known' if run.unread else kinds[run.kind]})"
-        for run, name in zip(runs, unique_names(runs), strict=True)
-    ]
+    plain = units_of(runs) in ([], ["record"])
+    labels = []
+    for run, name in zip(runs, unique_names(runs), strict=True):
+        unit = "" if plain or run.kind == "none" else f", {WHOSE[run.unit]}"
+        unit += ", trusted server" if trusts_server(run.statement) else ""
+        labels.append(f"{name} ({'not known' if run.unread else kinds[run.kind]}{unit})")
+    return labels
 
 
-def _trade(runs: Sequence[RunRecord]) -> Chart:
+def _trade(runs: Sequence[RunRecord], unit: Unit) -> Chart:
     """What was reached for what was spent: the foremost figure against epsilon."""
     key = runs[0].quality[0]
     name = key if key == "accuracy" else key.upper()
-    said, warning, note = _about_epsilon(runs)
+    axis = _axis(runs, unit)
     lines = []
-    for i, (run, label) in enumerate(zip(runs, _labels(runs), strict=True)):
+    for i, (run, label) in enumerate(zip(runs, axis.labels, strict=True)):
         _, spent = run.column("epsilon", "max")
         _, reached = run.column(key)
         pairs = [(e, q) for e, q in zip(spent, reached, strict=True) if e is not None]
-        if run.kind == _drawn_kind(runs) and pairs:
+        if label and pairs:
             x, y = zip(*pairs, strict=True)
             colour = f"run-{i % _COLOURS}"
             lines.append(Series(label, x, list(y), colour, DASHES[run.kind]))
     return Chart(
-        id="trade",
-        title=f"{name[0].upper()}{name[1:]} against privacy spent",
-        x=said,
+        id=f"trade{axis.suffix}",
+        title=f"{name[0].upper()}{name[1:]} against privacy spent{axis.of}",
+        x=axis.name,
         y=f"test {name}",
         format="percent" if key == "accuracy" else "number",
         series=tuple(lines),
-        note=f"What each run had reached when it had spent this much. {note}".strip(),
-        warning=warning,
+        note=f"What each run had reached when it had spent this much. {axis.note}".strip(),
+        warning=axis.warning,
     )

@@ -81,7 +81,7 @@ def _drawn(chart: Chart, path: Path) -> Path:
     axes.set_xlabel(chart.x)
     axes.set_ylabel(chart.y)
     _finished(figure, axes, chart.title, chart.warning)
-    if len(chart.series) + len(chart.bands) > 1:
+    if chart.legend or len(chart.series) + len(chart.bands) > 1:
         axes.legend(frameon=False, fontsize=9)
     return _saved(figure, path)
 

@@ -17,10 +17,11 @@ from udpfl import __version__
 from udpfl.accounting.statement import shown
 from udpfl.report import sections
 from udpfl.report.charts import Chart, run_charts
-from udpfl.report.comparison import comparison_charts, unique_names
+from udpfl.report.client_table import clients
+from udpfl.report.comparison import comparison_charts, unique_names, units_of
 from udpfl.report.read import RunRecord
 from udpfl.report.sections import figure, privacy_badge, text
-from udpfl.report.words import explain, no_number
+from udpfl.report.words import explain, no_number, small, unit_of
 
 
 def run_page(run: RunRecord) -> str:
@@ -33,7 +34,7 @@ def run_page(run: RunRecord) -> str:
         sections.references(run),
         sections.confusion(run, "".join(_card(c) for c in charts if c.id == "classes")),
         sections.privacy(run),
-        sections.clients(run),
+        clients(run),
         sections.configuration(run.config),
         sections.facts(run),
     ]
@@ -87,12 +88,21 @@ def _card(chart: Chart) -> str:
 def _figures(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
     quality = list(dict.fromkeys(key for run in runs for key in run.quality))
     head = "".join(f"<th>{text(k if k == 'accuracy' else k.upper())}</th>" for k in quality)
+    private = [run for run in runs if run.kind != "none"]
+    # Columns that would say the same of every run, or nothing but the usual, are left out.
+    deltas = len({run.statement.delta for run in private}) > 1
+    units = any(run.unit == "client" for run in private)
+    about = f"{'<th>δ</th>' if deltas else ''}{'<th>unit</th>' if units else ''}"
     rows = []
     for run, name in zip(runs, names, strict=True):
         cells = "".join(f"<td>{figure(run.last.get(k), k == 'accuracy')}</td>" for k in quality)
         epsilon = no_number(run) if run.kind == "none" else shown(run.statement.epsilon)
         if run.kind == "nominal":
             epsilon += f" nominal, {shown(run.statement.vector_epsilon)} guaranteed"
+        if deltas:
+            epsilon += f"</td><td>{'–' if run.kind == 'none' else small(run.statement.delta)}"
+        if units:
+            epsilon += f"</td><td>{unit_of(run)}"
         state = "" if run.finished and not run.stopped else ", not finished"
         state = ", ended early" if run.stopped else state
         rows.append(
@@ -101,8 +111,8 @@ def _figures(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
         )
     return (
         '<section aria-labelledby="figures"><h2 id="figures">Final figures</h2><div class="scroll">'
-        f"<table><thead><tr><th>run</th>{head}<th>ε</th><th>privacy</th><th>rounds</th></tr>"
-        f"</thead><tbody>{''.join(rows)}</tbody></table></div></section>"
+        f"<table><thead><tr><th>run</th>{head}<th>ε</th>{about}<th>privacy</th><th>rounds</th>"
+        f"</tr></thead><tbody>{''.join(rows)}</tbody></table></div></section>"
     )
 
 
@@ -112,10 +122,13 @@ def _privacy_of_each(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
         f"{text(explain(run).headline)}</li>"
         for run, name in zip(runs, names, strict=True)
     )
+    units = units_of(runs)
+    other = ", and an ε for one record not with one for a whole client" if len(units) > 1 else ""
+    pays = " or ".join(units) or "record"
     return (
         '<section aria-labelledby="privacy"><h2 id="privacy">Privacy of each run</h2>'
         f'<ul class="statements">{rows}</ul><p>An ε of one kind cannot be compared with an ε of '
-        "another. If runs used the same records, each record pays in every one of them.</p>"
+        f"another{other}. If runs used the same records, each {pays} pays in every one of them.</p>"
         "</section>"
     )
 

@@ -10,9 +10,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from udpfl.accounting.events import Unit
 from udpfl.accounting.statement import Kind, PrivacyStatement, largest, shown
-from udpfl.config import Config, load
+from udpfl.config import Config, PrivacyConfig, load
 from udpfl.errors import InvalidInput, UdpflError
+from udpfl.report.protection import Clipped, clip_of, in_sentences, noise_of, what_is_clipped
 from udpfl.report.so_far import spent_so_far
 
 Row = Mapping[str, Any]
@@ -53,6 +55,12 @@ class RunRecord:
     evaluation: Row | None
     unread: str | None = None
     """Why no number can be stated of a run under way that should have one."""
+    clipped: Clipped = "gradients"
+    """What was clipped and noised."""
+    server_adds: bool = False
+    """Whether a trusted server adds the noise, and not the clients."""
+    protection: tuple[str, ...] = ()
+    """What is to be known of noise and clip beside each client's own, in sentences."""
 
     @property
     def name(self) -> str:
@@ -101,6 +109,11 @@ class RunRecord:
         """What may be said of the whole run."""
         return self.statement.kind
 
+    @property
+    def unit(self) -> Unit:
+        """Whose presence is hidden."""
+        return _unit(self.config)
+
     @cached_property
     def statement(self) -> PrivacyStatement:
         """The largest spending of any client; of a run under way, all that its ledger holds."""
@@ -117,7 +130,9 @@ class RunRecord:
         spent = largest(c.statement for c in self.clients if c.statement is not None)
         # Before its first release a nominal run has cost nothing; it is no guarantee all the same.
         weaker = "nominal" if (kind, spent.kind) == ("nominal", "guarantee") else spent.kind
-        return replace(spent, kind=weaker)
+        # An account without a charge knows of no unit.
+        unit = spent.unit if spent.vector_epsilon else self.unit
+        return replace(spent, kind=weaker, unit=unit)
 
     @property
     def shared_ledger(self) -> bool:
@@ -178,18 +193,31 @@ def read_run(path: Path) -> RunRecord:
         statements, unread = {n: _with_later(s, spent.get(n)) for n, s in ended.items()}, None
     # A ledger's budget bounds what is guaranteed; a nominal figure is not set against it.
     held = (summary or {}).get("budgets", {}) if kind != "nominal" else {}
+    config = load(path / "config.toml")
+    clipped = what_is_clipped(_unit(config), people)
+    # What a trusted server lets out lies there; a method of one's own may have one, too.
+    trusted = config.training.algorithm == "dp-fedavg" or (path / "aggregates").is_dir()
+    trusted = trusted and any(row["release"] is not None for row in people)
     return RunRecord(
         path=path,
-        config=load(path / "config.toml"),
+        config=config,
         identity=identity,
         metrics=metrics,
         clients=[
-            _client(row, held.get(row["name"]), statements.get(row["name"])) for row in people
+            _client(row, metrics, held.get(row["name"]), statements.get(row["name"]))
+            for row in people
         ],
         summary=summary,
         evaluation=_of_training(_json(path / "evaluation.json"), metrics),
         unread=unread,
+        clipped=clipped,
+        server_adds=trusted,
+        protection=in_sentences(clipped, trusted, people, metrics),
     )
+
+
+def _unit(config: Config) -> Unit:
+    return config.privacy.unit if isinstance(config.privacy, PrivacyConfig) else "record"
 
 
 def _of_training(evaluation: Row | None, metrics: Sequence[Row]) -> Row | None:
@@ -236,24 +264,18 @@ def _rows(path: Path) -> list[Row]:
     return rows
 
 
-def _client(row: Row, held: Sequence[float] | None, statement: PrivacyStatement | None) -> Client:
-    release = row["release"]
-    noise, clip = "none", "none"
-    if release is not None:
-        mechanism, bound = release["mechanism"], release["sensitivity"]
-        parameters = mechanism.get("parameters", {}).items()
-        values = ", ".join(f"{k} {v:.4g}" for k, v in parameters if isinstance(v, int | float))
-        name = mechanism.get("name") or mechanism["class"]  # built in, or one's own
-        noise = f"{name} ({values})" if values else str(name)
-        # Parameters within the clip can move by twice as much: from one end to the other.
-        size = bound["bound"] / 2 if row.get("parameters") else bound["bound"]
-        clip = f"{bound['norm']} {size:g}"
+def _client(
+    row: Row,
+    metrics: Sequence[Row],
+    held: Sequence[float] | None,
+    statement: PrivacyStatement | None,
+) -> Client:
     return Client(
         name=str(row["name"]),
         declared_size=int(row["declared_size"]),
         rounds=int(row["rounds"]),
-        noise=noise,
-        clip=clip,
+        noise=noise_of(row),
+        clip=clip_of(row, metrics),
         configured=_pair(row["budget"]),
         held=_pair(held),
         statement=statement,

@@ -12,11 +12,10 @@ from udpfl.accounting.statement import shown
 from udpfl.config import Config, PrivacyConfig
 from udpfl.config.documents import known_keys
 from udpfl.report.charts import class_names
-from udpfl.report.read import Client, RunRecord
-from udpfl.report.words import explain, label, no_number, small
+from udpfl.report.read import RunRecord
+from udpfl.report.words import counted, explain, label, no_number, small
 
 _MATRIX_LIMIT = 40
-_OPEN_CLIENTS = 20
 NOTHING_TRAINED = "Nothing was trained: the model is the one that the run began with."
 
 
@@ -52,10 +51,13 @@ def header(run: RunRecord) -> str:
     if run.kind == "none":
         tiles.append((no_number(run), "privacy"))
     else:
-        said = "nominal ε" if run.kind == "nominal" else "ε"
-        tiles.append((shown(run.statement.epsilon), f"{said}, at δ = {small(run.statement.delta)}"))
-    tiles.append((f"{run.rounds} of {config.training.rounds}", "rounds"))
-    tiles.append((f"{config.data.clients:,}", "clients"))
+        tiles.append((shown(run.statement.epsilon), _about_epsilon(run)))
+    for number, noun, said in (
+        (config.training.rounds, "round", f"{run.rounds} of "),
+        (config.data.clients, "client", ""),
+    ):
+        count, _, name = counted(number, noun).partition(" ")
+        tiles.append((said + count, name))
     cells = "".join(f"<div><dd>{text(v)}</dd><dt>{text(k)}</dt></div>" for v, k in tiles)
     return (
         f'<header><p class="eyebrow">UDP-FL run report</p><h1>{text(run.name)}</h1>'
@@ -63,6 +65,15 @@ def header(run: RunRecord) -> str:
         f"{text(config.training.algorithm)}. {privacy_badge(run)}</p>"
         f'{state(run)}<dl class="tiles">{cells}</dl></header>'
     )
+
+
+def _about_epsilon(run: RunRecord) -> str:
+    """Whose the number in the header is, and at which delta."""
+    spent = {shown(client.statement.epsilon) for client in run.clients if client.statement}
+    kind = "nominal ε" if run.kind == "nominal" else "ε"
+    said = f"largest {kind}" if len(spent) > 1 else kind
+    whole = " for a whole client" if run.unit == "client" else ""
+    return f"{said}{whole}, at δ = {small(run.statement.delta)}"
 
 
 def state(run: RunRecord) -> str:
@@ -101,7 +112,7 @@ def privacy(run: RunRecord) -> str:
     )
     notes = f"<h3>What it rests on</h3>{_listed(said.notes)}" if said.notes else ""
     parts = [
-        f"<div><h3>What it means</h3>{_paragraphs(said.meaning)}{table}</div>",
+        f"<div><h3>What it means</h3>{paragraphs(said.meaning)}{table}</div>",
         f"<div><h3>For whom</h3>{_listed(said.whom)}{notes}</div>",
     ]
     if said.limits:
@@ -123,7 +134,8 @@ def banner(run: RunRecord) -> str:
     )
 
 
-def _paragraphs(lines: Iterable[str]) -> str:
+def paragraphs(lines: Iterable[str]) -> str:
+    """Sentences of plain words, each by itself."""
     return "".join(f"<p>{prose(line).replace('e^ε', 'e<sup>ε</sup>')}</p>" for line in lines)
 
 
@@ -138,9 +150,10 @@ def confusion(run: RunRecord, beside: str) -> str:
         return ""
     matrix: list[list[int]] = evaluation["confusion"]
     names = class_names(run)
+    tested = counted(evaluation["test_records"], "test record")
     return (
         '<section aria-labelledby="confusion"><h2 id="confusion">Class by class</h2>'
-        f"<p>Final model, {evaluation['test_records']:,} test records. {_worst(matrix, names)}</p>"
+        f"<p>Final model, {tested}. {_worst(matrix, names)}</p>"
         f'<div class="cards"><div><h3>Confusion matrix</h3>{_matrix(matrix, names)}</div>{beside}'
         "</div></section>"
     )
@@ -198,46 +211,6 @@ def references(run: RunRecord) -> str:
         f"<table><caption>On the same test records; less is better</caption><thead><tr><td></td>"
         f"{head}</tr></thead><tbody>{body}</tbody></table></section>"
     )
-
-
-def clients(run: RunRecord) -> str:
-    """Every client: what it declares, its noise, what it spent of its budget."""
-    nominal = run.kind == "nominal"
-    rows = []
-    for client in run.clients:
-        statement, budget = client.statement, client.budget
-        claimed = statement if statement is not None and statement.kind != "none" else None
-        proved = f"<td>{shown(claimed.vector_epsilon) if claimed else '–'}</td>" if nominal else ""
-        rows.append(
-            f'<tr><th scope="row">{text(client.name)}</th>'
-            f"<td>{shown(claimed.epsilon) if claimed else '–'}</td>{proved}"
-            f"<td>{_budget(client)}</td>"
-            f'<td class="wide">{"–" if budget is None else small(budget[1])}</td>'
-            f"<td>{client.declared_size:,}</td>"
-            f'<td class="wide">{text(client.noise)}</td><td class="wide">{text(client.clip)}</td>'
-            f'<td class="wide">{client.rounds}</td></tr>'
-        )
-    spent = "<th>nominal ε</th><th>guaranteed ε</th>" if nominal else "<th>spent ε</th>"
-    table = (
-        '<div class="scroll"><table class="clients"><thead><tr><th>client</th>'
-        f'{spent}<th>{run.budget_name} ε</th><th class="wide">δ</th><th>declared records</th>'
-        '<th class="wide">noise</th><th class="wide">clip</th><th class="wide">rounds asked</th>'
-        f"</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-    )
-    opened = " open" if len(rows) <= _OPEN_CLIENTS else ""
-    return (
-        '<section aria-labelledby="clients-table"><h2 id="clients-table">Clients</h2>'
-        f"<details{opened}><summary>{len(rows):,} clients</summary>{table}</details></section>"
-    )
-
-
-def _budget(client: Client) -> str:
-    if client.budget is None:
-        return "–"
-    said = f"{client.budget[0]:g}"
-    if client.configured is None or client.configured[0] == client.budget[0]:
-        return said
-    return f'{said} <small class="wide">(configured {client.configured[0]:g})</small>'
 
 
 def configuration(config: Config) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from udpfl.accounting.events import Unit
 from udpfl.accounting.statement import PrivacyStatement, shown
 from udpfl.harmonizer.charges import TRUST
 from udpfl.report.read import RunRecord
@@ -22,6 +23,9 @@ LABELS = {
     "none": "Not private",
 }
 NOT_KNOWN = "Not known"
+UNITS: dict[Unit, str] = {"record": "one record", "client": "a whole client"}
+WHOSE: dict[Unit, str] = {"record": "single records", "client": "whole clients"}
+"""Whose privacy the line of a chart is about."""
 _NOT_YET = (
     "What the number assumes about the data, such as public sizes or labels, is written down when "
     "the run ends; this page cannot list it yet."
@@ -61,7 +65,7 @@ def explain(run: RunRecord) -> Explanation:
             meaning=(
                 "What this run has spent is in its ledger; the figures by round may lag behind it. "
                 "Until the ledger can be read, treat the model and the messages as if nothing "
-                "bounded what they tell about a single record.",
+                f"bounded what they tell about a single {run.unit}.",
             ),
             beliefs=(),
             belief="",
@@ -102,6 +106,16 @@ def label(run: RunRecord) -> str:
         return NOT_KNOWN
     whole = run.kind != "none" and run.statement.unit == "client"
     return LABELS[run.kind] + (", whole clients" if whole else "")
+
+
+def unit_of(run: RunRecord) -> str:
+    """Whose epsilon it is, in few words; nobody's where there is none."""
+    return "–" if run.kind == "none" else UNITS[run.unit]
+
+
+def counted(number: int, noun: str) -> str:
+    """So many of them: 1 client, 1,000 clients."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def no_number(run: RunRecord) -> str:
@@ -147,8 +161,9 @@ def _headline(run: RunRecord, statement: PrivacyStatement) -> str:
 def _meaning(epsilon: float, statement: PrivacyStatement, nominal: bool) -> tuple[str, ...]:
     lines = []
     if nominal:
+        whole = "the update of a client" if statement.unit == "client" else "a whole gradient"
         lines.append(
-            "The nominal number comes from accounting a whole gradient as if it were one "
+            f"The nominal number comes from accounting {whole} as if it were one "
             "coordinate. It reproduces the paper and protects nobody. What follows is about the ε "
             "that is really guaranteed."
         )
@@ -269,14 +284,16 @@ def _limits(run: RunRecord, statement: PrivacyStatement) -> tuple[str, ...]:
     charged = "this ledger" if run.shared_ledger else "the ledger of this run"
     return (
         "Facts that are true of the whole population: the model may learn them whether or not a "
-        "given record is there.",
+        f"given {statement.unit} is there.",
         "One record of a client that is there anyway: it may change all that the client sends, as "
         "if the client left and another came, which has twice the ε. And a person with records at "
         "several clients: k of them together have k times the ε, and a δ that grows faster still."
         if statement.unit == "client"
         else "A person with several records in one client: k records together have k times the ε, "
         "and a δ that grows faster still.",
-        "The same record in other data, at other clients or elsewhere: it pays there again.",
+        "The same records in other data, under another name or elsewhere: they pay there again."
+        if statement.unit == "client"
+        else "The same record in other data, at other clients or elsewhere: it pays there again.",
         f"Other runs on the same data that are not in {charged}, and settings that were tuned on "
         "the same data without being charged.",
         "The charts marked “simulation only”, the ledger and the other files of this folder: they "

@@ -1,0 +1,149 @@
+"""What a client's releases were clipped to and noised with, over all rounds and not as planned.
+
+A plan has one noise and one clip. A pace multiplies the noise of every round by a public factor, an
+adaptive clip moves clip and noise together, and a trusted server adds the noise in the clients'
+place: the page shows what came of the plan.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Literal
+
+from udpfl.accounting.events import Release
+from udpfl.accounting.serial import event_from_json
+from udpfl.errors import UdpflError
+
+Row = Mapping[str, Any]
+Clipped = Literal["gradients", "updates", "parameters"]
+
+
+def what_is_clipped(unit: str, people: Sequence[Row]) -> Clipped:
+    """Gradients of records, or what a whole client sends: its update, or all its parameters."""
+    if unit == "record":
+        return "gradients"
+    return "parameters" if any(person.get("parameters") for person in people) else "updates"
+
+
+def noise_of(person: Row) -> str:
+    """The noise of a client's releases: parameters that change have the first and last value."""
+    if person["release"] is None:
+        return "none"
+    stored = person["release"]["mechanism"]
+    name = str(stored.get("name") or stored["class"])  # built in, or one's own
+    first, last = _ends(person)
+    release = json.dumps(person["release"], sort_keys=True)
+    try:
+        ends = [_parameters(release, factor) for factor in (first, last)]
+    except UdpflError:  # the code of one's own noise is not here: its factors are all that is known
+        fixed = _listed(stored.get("parameters", {}), stored.get("parameters", {}))
+        times = "" if first == last == 1 else f" × {_range(first, last)}"
+        return f"{name}{fixed}{times}"
+    return name + _listed(*ends)
+
+
+def clip_of(person: Row, metrics: Sequence[Row]) -> str:
+    """The norm and the bound; of one that adapts, where it had got to."""
+    if person["release"] is None:
+        return "none"
+    bound = person["release"]["sensitivity"]
+    # Parameters within the clip can move by twice as much: from one end to the other.
+    size = bound["bound"] / 2 if person.get("parameters") else bound["bound"]
+    said = f"{bound['norm']} {size:g}"
+    if not person.get("count"):
+        return said
+    if not (factors := _clip_factors(metrics)):
+        return f"{said} at the start"
+    return f"{said} planned, × {factors[-1]:.4g} after round {metrics[-1]['round']}"
+
+
+def in_sentences(
+    clipped: Clipped, server_adds: bool, people: Sequence[Row], metrics: Sequence[Row]
+) -> tuple[str, ...]:
+    """What is to be known of noise and clip beside each client's own."""
+    noised = [person for person in people if person["release"] is not None]
+    if not noised:
+        return ()
+    lines = [_SERVER if server_adds else _WHERE[clipped]]
+    chance = noised[0].get("participation", 1.0)
+    if chance < 1:
+        lines.append(
+            f"In each round a client takes part with probability {chance:g}, by a coin that nobody "
+            "else sees; it pays either way."
+        )
+    if any(_ends(person) != (1.0, 1.0) for person in noised):
+        lines.append(
+            "The noise is paced (privacy.pace): the table has it in the first and in the last "
+            "round that asks the client."
+        )
+    if any(person.get("count") for person in noised):
+        lines.append(_adapting(metrics))
+    return tuple(lines)
+
+
+_WHERE: dict[Clipped, str] = {
+    "gradients": "In each local step a client clips the gradient of every record and adds the "
+    "noise to their sum.",
+    "updates": "In each round a client clips its update as a whole and adds the noise itself.",
+    "parameters": "In each round a client clips its parameters as a whole and adds the noise "
+    "itself.",
+}
+_SERVER = (
+    "Clients clip their update as a whole and add no noise. The server, which is trusted, adds "
+    "the noise of the table once a round, to the sum of all clients' updates."
+)
+
+
+def _adapting(metrics: Sequence[Row]) -> str:
+    used = [1.0, *_clip_factors(metrics)[:-1]]
+    between = (
+        f" Over the rounds they were × {_range(min(used), max(used))} of what was planned."
+        if metrics
+        else ""
+    )
+    return (
+        "The clip adapts (privacy.clip_quantile), and the noise grows and shrinks with it: the "
+        f"table has the noise at the planned clip.{between} Each round also asks a client for one "
+        "count, with noise of its own, which is charged too."
+    )
+
+
+def _clip_factors(metrics: Sequence[Row]) -> list[float]:
+    """After every round: the one that the next round uses."""
+    return [float(row["clip_factor"]) for row in metrics if row.get("clip_factor") is not None]
+
+
+def _ends(person: Row) -> tuple[float, float]:
+    """The factors on the noise in the first and in the last round that asks this client."""
+    factors, asked = person.get("factors"), person.get("asked")
+    if not factors or not asked:
+        return 1.0, 1.0
+    return factors[asked[0] - 1], factors[asked[-1] - 1]
+
+
+@lru_cache(maxsize=1024)
+def _parameters(stored: str, factor: float) -> dict[str, Any]:
+    """Those of the mechanism in such a round, and its standard deviation, which compares."""
+    release = event_from_json(stored)
+    assert isinstance(release, Release)
+    mechanism = release.mechanism.scaled(factor)
+    spread = mechanism.noise_std
+    known = {} if "std" in mechanism.parameters or not math.isfinite(spread) else {"std": spread}
+    return {**mechanism.parameters, **known}
+
+
+def _listed(first: Mapping[str, Any], last: Mapping[str, Any]) -> str:
+    values = [
+        f"{key} {_range(value, last[key])}"
+        for key, value in first.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    ]
+    return f" ({', '.join(values)})" if values else ""
+
+
+def _range(first: float, last: float) -> str:
+    ends = f"{first:.4g}", f"{last:.4g}"
+    return ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"
