@@ -1,10 +1,10 @@
 """FedMed, federated mediation: averaging or distance-weighted aggregation, whichever seems due.
 
 What could be confirmed of the source (its abstract, and its Algorithm 1 as published with the
-article): in every round the server takes the change of two losses, decides by it (the "mediation
-incentive scheme") and then either averages the models weighted by n_u / n, as fedavg does, or uses
-an "adaptive aggregation"; a "topK strategy" belongs to it. What could not be confirmed are the
-formulas behind these three names. The following is therefore a reading, chosen to be free under
+article): in every round the server takes the "alteration of two losses" Delta, decides by a switch
+S = S_e(Delta) (the "mediation incentive scheme") and then either averages the models weighted by
+n_u / n, as fedavg does, or uses an "adaptive aggregation"; a "topK strategy" belongs to it. What
+could not be confirmed are the formulas behind these three names. The following is therefore a reading, chosen to be free under
 differential privacy:
 
 * The change of the loss. A loss on private records would be a release of its own. But the mean
@@ -13,11 +13,12 @@ differential privacy:
   its noise is independent of w - w', so that the estimate is not biased. It is divided by |D| and
   |w - w'|, and adaptive aggregation is taken where it is below `threshold`: as long as steps lead
   downhill. Where one led uphill the plain mean, whose rest is known, takes over.
-* Adaptive aggregation is the attentive one of Ji et al. 2019, which FedMed builds on for the same
-  task: weights are a softmax over clients of the distance between the global and the client's
-  model. Here the nearer model weighs more, since under noise distance is mostly noise, and
-  distances are in units of their mean; `sharpness` scales them. Ji et al. do so layer by layer; the
-  server half does not know layers and takes the model as a whole.
+* Adaptive aggregation follows the attentive one of Ji et al. 2019, for want of FedMed's own: their
+  weights are a softmax over clients of the distance between the global and the client's model, so
+  that the farther model weighs more. Here it is the other way round, the nearer one weighs more,
+  since under noise distance is mostly noise; distances are in units of their mean, and `sharpness`
+  scales them. Ji et al. do so layer by layer; the server half does not know layers and takes the
+  model as a whole.
 * topK: only the `top_k` nearest models enter it. Everyone was asked and has paid by then, so this
   saves no communication here.
 

@@ -8,6 +8,10 @@ that are seen, the authors' standard deviations are
     up      c L (2 C / m) / epsilon
     down    2 c C sqrt(T^2 - L^2 N) / (m N epsilon)   where T > L sqrt(N), none elsewhere.
 
+Down is added what the noise of N equal shares lacks of that of T exposures of the mean; where sizes
+differ and the mean is weighted by them, the authors' own argument would ask for more than Theorem 1
+says. With L = T, which is what happens, there is never any.
+
 The noise is theirs and their (epsilon, delta) for one record is not repeated here. It rests on a
 sensitivity of 2 C / m, as if trained parameters were the mean of one vector of norm C for each
 record. They are not: a single record may move all of them from one end of the ball to the other.
@@ -78,7 +82,8 @@ class NbAFL(FedProx):
         if terms.clients_per_round < terms.clients:
             raise InvalidInput(
                 "training.clients_per_round",
-                f"{self.name} asks all clients in every round: its noise is not known otherwise",
+                f"{self.name} asks all clients in every round: the noise that its authors give for "
+                "some of them is not built",
             )
         if self._exposures is not None and self._exposures > terms.rounds:
             raise InvalidInput(
@@ -112,8 +117,8 @@ class NbAFL(FedProx):
             reasons.append(
                 f"it counts {self.exposures} of the {self.terms.rounds} uploads that are seen"
             )
-        if target.epsilon > self.exposures:
-            reasons.append("its noise formula is proved for at most ε = 1 in an upload")
+        if target.epsilon >= self.exposures:
+            reasons.append("its noise formula is proved for less than ε = 1 in an upload")
         return (
             f"NbAFL's own claim of ε = {target.epsilon:g} at δ = {target.delta:g} for one record "
             f"is no guarantee: {'; '.join(reasons)}"
