@@ -126,6 +126,7 @@ def test_short_names(name, key):
         ("privacy", "privacy.mechanism"),
         ("xyzzy", "udpfl config example"),
         ("model.options.", "there is no key"),
+        ("options.mu", "did you mean training.options.mu, model.options.mu, data.options.mu?"),
     ],
 )
 def test_names_that_cannot_be_varied(name, words):
@@ -346,6 +347,15 @@ def test_a_bug_in_one_cell_does_not_stop_the_others(monkeypatch):
         (["--vary", "epsilon=2", "--out", "base.toml"], ["out: ", "base.toml"]),
         (["--vary", "epsilon=2", "--jobs", "0"], ["--jobs", "got 0"]),
         (["--set", "training.round=2"], ["did you mean training.rounds?"]),
+        (["--vary", "mechanism=laplace,gausian"], ["privacy.mechanism", "did you mean gaussian?"]),
+        (["--vary", "mechanism=laplace,['auto', 'gausian']"], ["did you mean gaussian?"]),
+        (["--vary", "algorithm=fedavg,fedav"], ["training.algorithm", "did you mean fedavg?"]),
+        (["--vary", "model=logistic,mlpp"], ["model.name", "did you mean mlp?"]),
+        (["--vary", "data=table,mnits"], ["data.name", "did you mean mnist?"]),
+        (["--vary", "data=table,nowhere:there"], ["data.name", "cannot import 'nowhere'"]),
+        (["--vary", "epsilon=2,4", "--set", "model.name=mlpp"], ["model.name", "mlp?"]),
+        (["--vary", "options.mu=0.1"], ["--vary", "training.options.mu"]),
+        (["--set", "options.mu=0.1"], ["options.mu", "training.options.mu"]),
     ],
 )
 def test_bad_input_begins_nothing(capsys, tmp_path, arguments, words):
@@ -354,6 +364,16 @@ def test_bad_input_begins_nothing(capsys, tmp_path, arguments, words):
     for word in words:
         assert word in err
     assert [path.name for path in tmp_path.iterdir()] == ["base.toml"]
+
+
+def test_a_name_that_is_found_and_does_not_fit_is_a_cell(capsys):
+    # It can be imported and is no model, which only its own runs find out.
+    code, out, _ = command(
+        capsys, "compare", "base.toml", "--vary", "model=logistic,logging:root", "--seeds", "1"
+    )
+    assert code == 1
+    assert re.search(r"logging:root +– +0 of 1 +failed \(1\)", out)
+    assert re.search(r"logistic +0\.\d+", out)
 
 
 # Again

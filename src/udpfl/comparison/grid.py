@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from udpfl.comparison.names import refuse_unknown
 from udpfl.config import Config, PrivacyConfig, apply, load
 from udpfl.config.documents import known_keys
-from udpfl.config.explaining import nearest
+from udpfl.config.explaining import hint
 from udpfl.config.models import SECTIONS
 from udpfl.errors import InvalidInput
 
@@ -53,8 +54,9 @@ class Grid:
 def grid_of(base: Config, vary: Mapping[str, Sequence[Any]], seeds: int | Sequence[int]) -> Grid:
     """Every combination of the values over the base.
 
-    A value that fits into no cell at all is bad input and raises; one that only does not go with
-    some of the others makes cells that say why they cannot be run.
+    A value that fits into no cell at all is bad input and raises, and so does a name that stands
+    for nothing; one that only does not go with some of the others makes cells that say why they
+    cannot be run.
     """
     if isinstance(base.privacy, PrivacyConfig) and base.privacy.ledger is not None:
         raise InvalidInput(
@@ -75,6 +77,7 @@ def grid_of(base: Config, vary: Mapping[str, Sequence[Any]], seeds: int | Sequen
         for value in values:
             _require_one(cell for cell in cells if cell.settings[key] == value)
     _require_one(cells)
+    refuse_unknown(cell.config for cell in cells if cell.config is not None)
     return Grid(tuple(axes), cells, _seeds(seeds))
 
 
@@ -96,9 +99,7 @@ def key_of(name: str) -> str:
         return same[0]
     if same:
         raise InvalidInput("vary", f"{name} may be {' or '.join(same)}: write out which")
-    near = nearest(name)
-    hint = f"did you mean {near}?" if near else "`udpfl config example` shows all keys"
-    raise InvalidInput("vary", f"there is no key {name!r}; {hint}")
+    raise InvalidInput("vary", f"there is no key {name!r}; {hint(name)}")
 
 
 def short(key: str) -> str:
