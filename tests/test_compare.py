@@ -203,6 +203,23 @@ def test_a_value_that_fits_nowhere_is_bad_input_and_a_bad_combination_is_a_cell(
         grid_of(load(), {"epsilon": [2], "privacy.epsilon": [4]}, 1)
 
 
+def test_what_only_some_cells_make_use_of_changes_those_alone():
+    uneven = {"partition": "dirichlet", "alpha": 0.3}
+    grid = grid_of(load({"data": uneven}), {"partition": ["iid", "dirichlet"]}, 1)
+    assert [cell.config for cell in grid.cells] == [load(), load({"data": uneven})]
+    # The rows where it makes no difference come to the same configuration, and so to one run.
+    vary = {"partition": ["iid", "dirichlet"], "alpha": [0.3, 0.5, 2.0]}
+    found = [cell.config for cell in grid_of(load(), vary, 1).cells]
+    assert found[:3] == [load()] * 3
+    assert [each.data.alpha for each in found[3:]] == [0.3, 0.5, 2.0]
+    off = grid_of(load(), {"mechanism": ["none", "laplace"], "pace_ratio": [2.0]}, 1)
+    assert off.cells[0].config.privacy == "none"
+    for vary in ({"pace_ratio": [2.0, 4.0]}, {"pace_ratio": [4.0], "pace": ["uniform"]}):
+        with pytest.raises(InvalidInput, match=r"no use unless privacy\.pace is") as refused:
+            grid_of(load(), vary, 1)
+        assert refused.value.parameter == "privacy.pace_ratio"
+
+
 # The outcome
 
 

@@ -12,6 +12,7 @@ from udpfl.comparison.names import refuse_unknown
 from udpfl.config import Config, PrivacyConfig, apply, load
 from udpfl.config.documents import known_keys
 from udpfl.config.explaining import hint
+from udpfl.config.idle import idle
 from udpfl.config.models import SECTIONS
 from udpfl.errors import InvalidInput
 
@@ -77,6 +78,8 @@ def grid_of(base: Config, vary: Mapping[str, Sequence[Any]], seeds: int | Sequen
         for value in values:
             _require_one(cell for cell in cells if cell.settings[key] == value)
     _require_one(cells)
+    for key in axes:
+        _refuse_idle(key, base, cells)
     refuse_unknown(cell.config for cell in cells if cell.config is not None)
     return Grid(tuple(axes), cells, _seeds(seeds))
 
@@ -186,10 +189,34 @@ def _seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def _cell(base: Config, settings: dict[str, Any]) -> Cell:
+    layer = _layer(base, settings)
+    for key in _idle(base, layer):  # what others make use of and this cell does not
+        section, name = key.split(".")
+        layer.setdefault(section, {})[name] = known_keys()[key]["default"]
     try:
-        return Cell(settings, load(base, _layer(base, settings)))
+        return Cell(settings, load(base, layer))
     except InvalidInput as refused:
         return Cell(settings, None, refused)
+
+
+def _idle(base: Config, layer: Mapping[str, Any]) -> dict[str, str]:
+    """The keys that the layer makes, or leaves, without effect, and what each one needs."""
+    found: dict[str, str] = {}
+    for name, section in SECTIONS.items():
+        below = getattr(base, name)
+        defaults = section().model_dump()
+        values = defaults if below == "none" else below.model_dump()
+        found |= idle(name, {**values, **layer.get(name, {})}, defaults)
+    return found
+
+
+def _refuse_idle(key: str, base: Config, cells: Sequence[Cell]) -> None:
+    """Refuse a key whose values make no difference in any cell."""
+    default = known_keys().get(key, {}).get("default")
+    changed = [cell for cell in cells if cell.config and cell.settings[key] != default]
+    why = [_idle(base, _layer(base, cell.settings)).get(key) for cell in changed]
+    if why and all(why):
+        raise InvalidInput(key, str(why[0]))
 
 
 def _layer(base: Config, settings: Mapping[str, Any]) -> dict[str, Any]:
