@@ -245,6 +245,12 @@ def _calibrated(
     clients = len(plain)
     epsilons, deltas = per_client(privacy.epsilon, clients), per_client(privacy.delta, clients)
     mechanisms = [_mechanism(name) for name in per_client(privacy.mechanism, clients)]
+    if ("gaussian", 0) in zip(mechanisms, deltas, strict=True):
+        raise InvalidInput(
+            "privacy.delta",
+            "0 asks for pure DP, and gaussian noise has no pure-DP guarantee: set it above 0, such "
+            "as 1e-5, or privacy.mechanism to laplace",
+        )
     clipper = NormClipper(privacy.norm, per_client(privacy.clip, clients))
     whole = privacy.unit == "client"
     factors = noise_factors(privacy.pace, privacy.pace_ratio, config.training.rounds)
