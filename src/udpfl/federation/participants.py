@@ -254,6 +254,8 @@ def _calibrated(
     clipper = NormClipper(privacy.norm, per_client(privacy.clip, clients))
     whole = privacy.unit == "client"
     factors = noise_factors(privacy.pace, privacy.pace_ratio, config.training.rounds)
+    if privacy.clip_quantile is not None:
+        log.info("planning the noise of the counts for privacy.clip_quantile")
     counts = {own.name: _count(privacy, own, epsilons[i], deltas[i]) for i, own in enumerate(plain)}
     settings = {
         own.name: Setting(
@@ -293,6 +295,7 @@ def _calibrated(
                 "clients" if whole else "records of a client",
             )
             break
+    log.info("planning the noise of %d clients", len(wanted))
     plans = {plan.client.name: plan for plan in harmonize(wanted)}
     return [
         replace(
