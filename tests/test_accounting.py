@@ -6,6 +6,7 @@ import logging
 import math
 
 import dp_accounting
+import mpmath as mp
 import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant, common
@@ -34,7 +35,7 @@ from udpfl import (
     Unsupported,
     account,
 )
-from udpfl.accounting import conversion, loss_distribution, pure, rdp
+from udpfl.accounting import conversion, loss_distribution, pure, rdp, subsampling
 from udpfl.accounting.events import basis, leaves
 from udpfl.accounting.statement import shown
 
@@ -133,6 +134,26 @@ class TestRdp:
         got = rdp.curve(sampled(noise, 1, 0.07), np.asarray([float(order)]))[0]
         tight = 1.02 if isinstance(noise, Logistic) else 1 + 1e-6
         assert expected * (1 - 1e-6) <= got <= expected * tight
+
+    @pytest.mark.parametrize("order", [2, 3, 700, 5000])
+    @pytest.mark.parametrize(("rate", "size"), [(0.5, 0.3), (0.01, 0.01), (0.99, 0.01)])
+    def test_sampled_moments_at_large_orders_in_forty_digits(self, order, rate, size):
+        """The binomial sum, term by term; few releases with a tiny epsilon have such orders."""
+        moments = np.maximum(np.arange(order + 1.0) - 1, 0) * size
+        with mp.workdps(40):
+            chance, total = (1 - mp.mpf(rate)) ** order, mp.mpf(0)
+            for k in range(1, order + 1):
+                chance *= mp.mpf(order - k + 1) / k * mp.mpf(rate) / (1 - mp.mpf(rate))
+                total += chance * mp.expm1(moments[k])
+            expected = float(mp.log1p(total) / (order - 1))
+        got = subsampling.poisson(np.asarray([2.0, order]), moments, rate)
+        assert got[1] == pytest.approx(expected, rel=2e-11)
+
+    def test_sampled_moments_without_bound_are_no_divergence(self):
+        moments = np.array([0.0, 0.0, 1.0, np.inf, np.inf])
+        got = subsampling.poisson(np.asarray([2.0, 3.0, 4.0]), moments, 0.5)
+        assert got[0] == pytest.approx(math.log(0.75 + 0.25 * math.e))
+        assert np.all(got[1:] == np.inf)
 
     def test_sampled_laplace_agrees_with_its_loss_distribution(self):
         """PLD is exact, RDP an upper bound on it that must not be far off."""

@@ -342,6 +342,29 @@ def test_only_records_that_no_client_of_either_run_held_are_used(runs):
     assert "not untouched" in words
 
 
+def test_the_words_say_why_public_records_were_not_used(runs, monkeypatch):
+    from udpfl.analysis import between_runs
+
+    a, b, plain = (between_runs.Trained.of(runs[name]) for name in ("a", "b", "plain"))
+    neither = between_runs._records(plain, plain)[2]
+    assert neither.endswith(f"{runs['plain']} set no public records aside (data.public is 0).")
+    second = between_runs._records(plain, a)[2]
+    assert f"those of {runs['a']} are not used: name it first" in second
+    found = len(between_runs._records(a, b)[0])
+    monkeypatch.setattr(between_runs, "_FEWEST", found + 1)
+    monkeypatch.setattr(between_runs, "_free", _at_least(between_runs._free, found + 1))
+    few = between_runs._records(a, b)[2]
+    assert f"Of the {len(a.public)} public records of {runs['a']} {found} were no client's" in few
+    assert f"{found + 1} are needed" in few
+
+
+def _at_least(free, many):
+    """Enough test records, whatever is left of the public ones."""
+    return lambda records, rows, taken: (
+        np.arange(2 * many) % len(rows) if len(rows) == 1000 else free(records, rows, taken)
+    )
+
+
 def test_the_command_prints_saves_and_draws(runs, tmp_path):
     from safetensors import safe_open
     from safetensors.torch import load_file
@@ -368,6 +391,7 @@ def test_the_command_prints_saves_and_draws(runs, tmp_path):
     assert picture.read_bytes()[:4] == b"\x89PNG"
     table = said("analyze", "curve", runs["a"], runs["b"], "--steps", 1, "--curve", "chain")
     assert "barrier" in table
+    assert "search: 1 steps, not converged: --steps allows no more" in table
 
 
 def test_what_cannot_be_connected_is_refused(runs, tmp_path, capsys):

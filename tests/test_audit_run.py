@@ -15,7 +15,7 @@ from udpfl.audit import Subject, audit_releases
 from udpfl.audit.one_run import Guesses, OneRun, SurerGuesses, guessed, one_run, per_sample
 from udpfl.audit.run import Target, audit_run
 from udpfl.cli import main
-from udpfl.config import load
+from udpfl.config import Config, load
 from udpfl.engine import MechanismNoiser
 from udpfl.errors import InvalidInput, Unsupported
 
@@ -241,6 +241,14 @@ def test_settings_on_top(capsys, config):
     )  # fmt: skip
     assert code == 0
     assert json.loads(out)[-1]["epsilon"] == pytest.approx(3.0, rel=0.02)
+
+
+def test_without_a_configuration_it_is_the_embedded_default(capsys, monkeypatch):
+    asked = []
+    monkeypatch.setattr("udpfl.audit.run.audit_run", lambda target, **_: asked.append(target) or [])
+    assert command(capsys, "audit", "run")[0] == 0
+    assert command(capsys, "audit", "run", "--set", "seed=3")[0] == 0
+    assert asked == [Config(), Config(seed=3)]
 
 
 METHODS = {

@@ -224,7 +224,7 @@ def test_the_clip_finds_the_quantile(federate):
 def test_noise_goes_with_the_clip(federate):
     """The noise of a round is the planned one times today's clip over the planned clip."""
     result, seen = federate(
-        {"clip_quantile": 0.5, "clip_rate": 2.0, "clip": 1e-6},
+        {"clip_quantile": 0.5, "clip_rate": 2.0, "clip_share": 0.5, "clip": 1e-6},
         {"rounds": 3, "sampling_rate": 1.0, "learning_rate": 1.0},
         net=Wide(),
         loss=lambda outputs, t: nn.functional.cross_entropy(outputs, t, reduction="none"),

@@ -130,6 +130,7 @@ def test_short_names(name, key):
         ("privacy", "privacy.mechanism"),
         ("xyzzy", "udpfl config example"),
         ("model.options.", "there is no key"),
+        ("options.mu", "did you mean training.options.mu, model.options.mu, data.options.mu?"),
     ],
 )
 def test_names_that_cannot_be_varied(name, words):
@@ -204,6 +205,23 @@ def test_a_value_that_fits_nowhere_is_bad_input_and_a_bad_combination_is_a_cell(
             grid_of(load(), wrong, 1)
     with pytest.raises(InvalidInput, match="twice"):
         grid_of(load(), {"epsilon": [2], "privacy.epsilon": [4]}, 1)
+
+
+def test_what_only_some_cells_make_use_of_changes_those_alone():
+    uneven = {"partition": "dirichlet", "alpha": 0.3}
+    grid = grid_of(load({"data": uneven}), {"partition": ["iid", "dirichlet"]}, 1)
+    assert [cell.config for cell in grid.cells] == [load(), load({"data": uneven})]
+    # The rows where it makes no difference come to the same configuration, and so to one run.
+    vary = {"partition": ["iid", "dirichlet"], "alpha": [0.3, 0.5, 2.0]}
+    found = [cell.config for cell in grid_of(load(), vary, 1).cells]
+    assert found[:3] == [load()] * 3
+    assert [each.data.alpha for each in found[3:]] == [0.3, 0.5, 2.0]
+    off = grid_of(load(), {"mechanism": ["none", "laplace"], "pace_ratio": [2.0]}, 1)
+    assert off.cells[0].config.privacy == "none"
+    for vary in ({"pace_ratio": [2.0, 4.0]}, {"pace_ratio": [4.0], "pace": ["uniform"]}):
+        with pytest.raises(InvalidInput, match=r"no use unless privacy\.pace is") as refused:
+            grid_of(load(), vary, 1)
+        assert refused.value.parameter == "privacy.pace_ratio"
 
 
 # The outcome
@@ -369,7 +387,7 @@ def test_a_cell_that_fails_says_why_and_does_not_stop_the_others(capsys):
     assert (code, err) == (1, "")
     assert re.search(r"gaussian +– +0 of 2 +failed \(1\)", out)
     assert re.search(r"laplace +0\.\d+ ± 0\.\d+ +\S+ +2 of 2 +\S+ +guarantee", out)
-    assert "failed (1): gaussian noise has no pure-DP guarantee" in out
+    assert "failed (1): privacy.delta: 0 asks for pure DP, and gaussian noise has no" in out
     code, out, _ = command(capsys, "compare", "base.toml", *vary, *options, "--json")
     assert code == 1
     found = json.loads(out)
@@ -408,6 +426,15 @@ def test_a_bug_in_one_cell_does_not_stop_the_others(monkeypatch):
         (["--vary", "epsilon=2", "--out", "base.toml"], ["out: ", "base.toml"]),
         (["--vary", "epsilon=2", "--jobs", "0"], ["--jobs", "got 0"]),
         (["--set", "training.round=2"], ["did you mean training.rounds?"]),
+        (["--vary", "mechanism=laplace,gausian"], ["privacy.mechanism", "did you mean gaussian?"]),
+        (["--vary", "mechanism=laplace,['auto', 'gausian']"], ["did you mean gaussian?"]),
+        (["--vary", "algorithm=fedavg,fedav"], ["training.algorithm", "did you mean fedavg?"]),
+        (["--vary", "model=logistic,mlpp"], ["model.name", "did you mean mlp?"]),
+        (["--vary", "data=table,mnits"], ["data.name", "did you mean mnist?"]),
+        (["--vary", "data=table,nowhere:there"], ["data.name", "cannot import 'nowhere'"]),
+        (["--vary", "epsilon=2,4", "--set", "model.name=mlpp"], ["model.name", "mlp?"]),
+        (["--vary", "options.mu=0.1"], ["--vary", "training.options.mu"]),
+        (["--set", "options.mu=0.1"], ["options.mu", "training.options.mu"]),
     ],
 )
 def test_bad_input_begins_nothing(capsys, tmp_path, arguments, words):
@@ -416,6 +443,16 @@ def test_bad_input_begins_nothing(capsys, tmp_path, arguments, words):
     for word in words:
         assert word in err
     assert [path.name for path in tmp_path.iterdir()] == ["base.toml"]
+
+
+def test_a_name_that_is_found_and_does_not_fit_is_a_cell(capsys):
+    # It can be imported and is no model, which only its own runs find out.
+    code, out, _ = command(
+        capsys, "compare", "base.toml", "--vary", "model=logistic,logging:root", "--seeds", "1"
+    )
+    assert code == 1
+    assert re.search(r"logging:root +– +0 of 1 +failed \(1\)", out)
+    assert re.search(r"logistic +0\.\d+", out)
 
 
 # Again

@@ -167,7 +167,8 @@ def test_a_bad_value_is_named_with_its_key_and_what_would_be_right(key, value):
     "override",
     [
         "data.public=1", "data.public=0.0", "privacy.delta=0", "privacy.epsilon=8",
-        "training.sampling_rate=1", "training.final_learning_rate=1", "device=cuda:3",
+        "training.sampling_rate=1", "training={schedule = 'linear', final_learning_rate = 1}",
+        "device=cuda:3",
         "data.test=0.999", "training.clients_per_round=10", "record_updates=[1, 40]",
     ],
 )  # fmt: skip
@@ -193,7 +194,7 @@ def test_numbers_keep_their_kind():
         ),
         ({"record_updates": [3, 81]}, "record_updates", "got 81"),
         ({"data": {"partition": "column"}}, "data.by", "must name a column"),
-        ({"data": {"by": "site"}}, "data.by", "which is 'iid'"),
+        ({"data": {"by": "site"}}, "data.by", "it is 'iid'"),
         ({"data": {"declared_sizes": [5, 5]}}, "data.declared_sizes", "10 clients, got 2"),
         ({"data": {"clients": 1}, "privacy": {"clip": [1.0, 2.0]}}, "privacy.clip", "2 values"),
         (
@@ -220,6 +221,35 @@ def test_keys_that_do_not_go_together(values, parameter, words):
     error = refused(values)
     assert error.parameter == parameter
     assert words in error.message
+
+
+IDLE = [  # a key, a value that somebody set, what it needs and what makes use of it
+    ("data.alpha", 0.3, "data.partition", "dirichlet"),
+    ("data.shards", 3, "data.partition", "shards"),
+    ("data.exponent", 0.0, "data.partition", "power-law"),
+    ("data.by", "site", "data.partition", "column"),
+    ("privacy.clip_rate", 0.1, "privacy.clip_quantile", 0.5),
+    ("privacy.clip_share", 0.3, "privacy.clip_quantile", 0.5),
+    ("privacy.pace_ratio", 4.0, "privacy.pace", "increasing"),
+    ("privacy.pace_ratio", 1.0, "privacy.pace", "decaying"),
+    ("training.final_learning_rate", 0.1, "training.schedule", "cosine"),
+    ("training.final_learning_rate", 1.0, "training.schedule", "linear"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "needs", "user"), IDLE)
+def test_a_key_that_would_be_ignored_is_refused_with_what_it_needs(key, value, needs, user):
+    error = refused({}, f"{key}={json.dumps(value)}")
+    assert error.parameter == key
+    assert f"{value!r} has no use unless {needs} is " in error.message
+    section, _, name = key.partition(".")
+    default = getattr(getattr(Config(), section), name)
+    assert error.message.endswith("leave it out" if default is None else f"leave it at {default}")
+    used = load(overrides=[f"{key}={json.dumps(value)}", f"{needs}={json.dumps(user)}"])
+    assert getattr(getattr(used, section), name) == value
+    assert load(tomllib.loads(dump(used))) == used  # as a run folder keeps it
+    if default is not None:  # a default asks for nothing, and every full configuration holds it
+        assert load(overrides=[f"{key}={json.dumps(default)}"]) == Config()
 
 
 @pytest.mark.parametrize(
@@ -444,18 +474,30 @@ def table(**fields):
     return st.fixed_dictionaries({}, optional=fields)
 
 
+def either(*settings):
+    """One of the settings: keys that are only of use together."""
+    return st.one_of(map(st.fixed_dictionaries, settings))
+
+
+def joined(*tables):
+    return st.tuples(*tables).map(lambda parts: {k: v for part in parts for k, v in part.items()})
+
+
 configurations = table(
     seed=st.integers(0, 2**63 - 1),
     device=st.sampled_from(["auto", "cpu", "cuda", "cuda:12"]),
     threads=count,
     out=text,
     record_updates=st.lists(st.integers(1, 40), max_size=3),
-    data=table(
-        name=text, dir=text, clients=st.integers(3, 9), alpha=number, exponent=number,
+    data=joined(either(
+        {}, {"partition": st.just("dirichlet"), "alpha": number},
+        {"partition": st.just("power-law"), "exponent": number},
+    ), table(
+        name=text, dir=text, clients=st.integers(3, 9),
         public=fraction | st.integers(0, 10**6), test=st.floats(0.01, 0.99), options=options,
         declared_sizes=st.sampled_from(["auto", "partition"]) | count,
         task=st.sampled_from(["classification", "regression"]),
-    ),
+    )),
     model=table(name=text, options=options),
     privacy=st.just("none") | table(
         mechanism=st.just("none") | one_or_some(text.filter(lambda name: name != "none")),
@@ -463,12 +505,14 @@ configurations = table(
         accounting=st.sampled_from(["vector", "scalar"]), norm=st.sampled_from(["l1", "linf"]),
         exhausted=st.just("stop"), randomness=st.sampled_from(["entropy", "seeded"]),
     ),
-    training=table(
+    training=joined(either(
+        {}, {"schedule": st.sampled_from(["linear", "cosine"]),
+             "final_learning_rate": st.floats(0, 1)},
+    ), table(
         algorithm=text, rounds=st.integers(40, 10**6), clients_per_round=st.integers(1, 3),
         sampling_rate=st.floats(0, 1, exclude_min=True), learning_rate=number,
-        schedule=st.sampled_from(["linear", "cosine"]), final_learning_rate=st.floats(0, 1),
         server_momentum=fraction, averaging=fraction, chunk=count, options=options,
-    ),
+    )),
 )  # fmt: skip
 
 

@@ -114,6 +114,7 @@ def test_a_search_says_whether_it_converged_and_keeps_its_best_bend():
     rng = np.random.default_rng
     done = find_curve("chain", *ends, bowl, rng(0), Search(steps=5000, learning_rate=0.02))
     assert done.converged
+    assert done.ended == "converged"
     assert done.steps < 5000
     assert len(done.checks) == 1 + done.steps // 50
     eleven = [bowl.loss(done.curve.point(i / 10)) for i in range(11)]
@@ -121,9 +122,10 @@ def test_a_search_says_whether_it_converged_and_keeps_its_best_bend():
     assert min(done.checks[-2:]) >= (1 - 1e-3) * min(done.checks[:-2])
     capped = find_curve("chain", *ends, bowl, rng(0), Search(steps=60, learning_rate=1e-4))
     assert not capped.converged
-    assert capped.steps == 60
+    assert (capped.steps, capped.ended) == (60, "steps")
     wild = find_curve("chain", *ends, bowl, rng(0), Search(steps=500, learning_rate=1e4, every=100))
     assert torch.equal(wild.curve.bend, torch.full((2,), 0.5))  # nothing better was ever checked
+    assert (wild.ended, wild.steps < 500) == ("not finite", True)
     none = find_curve("chain", *ends, bowl, rng(0), Search(steps=0))
     assert torch.equal(none.curve.bend, torch.full((2,), 0.5))
 

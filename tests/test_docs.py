@@ -75,6 +75,16 @@ def test_the_readme_leads_to_every_page():
         assert page.name == "index.md" or f"(docs/{page.name}" in text, page.name
 
 
+def test_every_method_is_in_both_tables_of_the_page_about_methods():
+    from udpfl.algorithms import BUILT_IN
+
+    text = (ROOT / "docs" / "methods.md").read_text()
+    keys = text.split("## What the common keys mean")[1].split("\n## ")[0]
+    for part in (text.split("\n## ")[0], keys):
+        first = [row.split("|")[1] for row in part.splitlines() if row.startswith("| `")]
+        assert sorted(re.findall(r"`([^`]+)`", " ".join(first))) == sorted(BUILT_IN)
+
+
 def test_dead_links_are_found(tmp_path):
     (tmp_path / "b.md").write_text("# One heading, with ε\n")
     (tmp_path / "a.md").write_text(

@@ -1020,7 +1020,11 @@ def test_map_style_data_are_the_same_as_arrays(federate):
         ({"training": {"options": {"speed": 3}}}, r"training\.options"),
         ({"training": {"algorithm": "fedagv"}}, r"training\.algorithm.*fedavg"),
         ({"training": {"algorithm": "builtins:dict"}}, r"training\."),
-        ({"privacy": {"mechanism": "gaussian", "delta": 0.0}}, "."),
+        ({"privacy": {"mechanism": "gaussian", "delta": 0.0}}, r"privacy\.delta.*gaussian"),
+        (  # dealt out in turn: the second client has both
+            {"privacy": {"mechanism": ["laplace", "gaussian"], "delta": [1e-5, 0.0, 1e-5]}},
+            r"privacy\.delta.*gaussian",
+        ),
         (
             {"privacy": {"delta": 0.99}, "training": {"rounds": 1, "local_steps": 1}},
             r"privacy\.delta",

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 import udpfl
 from udpfl.accounting import PoissonSampled, Repeated, account
-from udpfl.algorithms import BUILT_IN, Algorithm, ServerStep
+from udpfl.algorithms import BUILT_IN, Algorithm, ServerStep, Terms
 from udpfl.algorithms.fedmed import FedMed
 from udpfl.cli.app import app
 from udpfl.harmonizer.ledger import Ledger
@@ -315,6 +315,15 @@ def test_adaptive_servers_against_the_paper(trained, method):
             v = v - (1 - beta2) * delta**2 * np.sign(v - delta**2)
         x = x + eta * m / (np.sqrt(v) + tau)
         assert close(found, x, 1e-4)
+
+
+def test_fedprox_says_when_its_pull_has_no_effect(caplog):
+    with caplog.at_level(logging.WARNING):
+        for steps, mu in ((2, 0.5), (1, 0.0)):
+            BUILT_IN["fedprox"](ServerStep(), mu=mu).agree(Terms(3, 3, 4, steps, lambda _: 0.1))
+        assert not caplog.records
+        BUILT_IN["fedprox"](ServerStep(), mu=0.5).agree(Terms(3, 3, 4, 1, lambda _: 0.1))
+    assert "fedprox with training.local_steps = 1 is fedavg" in caplog.text
 
 
 def test_adaptive_servers_warn_of_a_rate_that_is_hardly_meant(caplog):

@@ -165,7 +165,7 @@ def test_the_installed_command_prints_nothing_but_its_answer(config):
         (["privacy.norm=l3"], ["privacy.norm", "l3", "linf"]),
         (["privacy.mechanism=gausian"], ["privacy.mechanism", "gausian", "gaussian"]),
         (["privacy.mechanism=off"], ["privacy.mechanism", "known are", "none"]),
-        (["privacy.mechanism=gaussian", "privacy.delta=0"], ["gaussian"]),
+        (["privacy.mechanism=gaussian", "privacy.delta=0"], ["privacy.delta", "gaussian", "pure"]),
         (["training.clients_per_round=9"], ["training.clients_per_round", "9", "3"]),
         (["data.clients=1000"], ["data.clients", "1000", "60"]),
         (["data.name=mnits"], ["data.name", "mnits", "mnist"]),
@@ -196,6 +196,48 @@ def test_cuda_that_is_not_there(capsys, config):
     code, _, err = command(capsys, "run", config, "--set", "device=cuda")
     assert code == 2
     assert "device: 'cuda': this machine has no such CUDA device" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("run --rounds 5", "--set training.rounds=5"),
+        ("run --rounds=5", "--set training.rounds=5"),
+        ("run --rounds", "--set training.rounds=VALUE"),
+        ("run --round 5", "--set training.rounds=5"),
+        ("run --learning-rate 0.1 --json", "--set training.learning_rate=0.1"),
+        ("run --lr 0.1", "--set training.learning_rate=0.1"),
+        ("run --training.rounds 5", "--set training.rounds=5"),
+        ("run --epsilon [1,2]", "--set 'privacy.epsilon=[1,2]'"),
+        ("run --privacy none", "--set privacy=none"),
+        ("run --model mlp", "--set model.name=mlp"),
+        ("run --modell mlp", "--set model.name=mlp"),
+        ("run --name x", "--set data.name=x or --set model.name=x"),
+        ("compare --clients 4", "--set data.clients=4"),
+        ("audit run --seed 3", "--set seed=3"),
+        ("config check x.toml --epsilon 3", "--set privacy.epsilon=3"),
+    ],
+)
+def test_an_option_that_is_a_key_says_how_the_key_is_set(capsys, words, hint):
+    code, out, err = command(capsys, *words.split())
+    assert (code, out) == (2, "")
+    assert err.endswith(f"it is a key of the configuration: {hint}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("run --outt x", "--out"), ("run --trak mlflow", "--track"), ("run --xyzzy 3", "--xyzzy"),
+        ("run --training 3", "--training"), ("compare --seed 4", "--seeds"),
+        ("plan --rounds 5 --epsilon 3 --steps 2", "--rounds"), ("report --rounds 5", "--rounds"),
+        ("plan", "--epsilon"),
+    ],
+)  # fmt: skip
+def test_what_is_no_key_or_near_to_an_option_says_nothing_of_keys(capsys, words, said):
+    code, _, err = command(capsys, *words.split())
+    assert code == 2
+    assert said in err
+    assert "--set " not in err.replace("--seeds, --set", "")
 
 
 def test_a_configuration_that_cannot_be_read(capsys, tmp_path):

@@ -6,6 +6,9 @@ Zhang 2019, "Rényi differential privacy of the sampled Gaussian mechanism", The
 
 from __future__ import annotations
 
+import math
+from functools import lru_cache
+
 import numpy as np
 from scipy.special import gammaln, logsumexp
 
@@ -24,17 +27,33 @@ def poisson(orders: Floats, moments: Floats, rate: float) -> Floats:
 
     Written as an excess over 1 it stays accurate at tiny rates.
     """
-    a = np.asarray(orders, dtype=np.float64)[:, None]
-    k = np.arange(2.0, float(a.max()) + 1)[None, :]
-    x = moments[2 : k.size + 2][None, :]
+    a = np.asarray(orders, dtype=np.int64)
+    k = np.arange(0.0, int(a.max()) + 1)
+    log_factorial = _log_factorials(int(a.max()))
     with np.errstate(divide="ignore", invalid="ignore"):
-        log_choose = gammaln(a + 1) - gammaln(k + 1) - gammaln(np.maximum(a - k, 0) + 1)
-        stay = np.where(a == k, 0.0, (a - k) * np.log1p(-rate))
-        log_growth = x + np.log(-np.expm1(-x))
-        terms = log_choose + stay + k * np.log(rate) + log_growth
-    terms = np.where(k <= a, terms, -np.inf)
-    excess = logsumexp(terms, axis=1)
-    return np.asarray(np.logaddexp(0.0, excess) / (a[:, 0] - 1))
+        log_growth = moments[: k.size] + np.log(-np.expm1(-moments[: k.size]))
+    # C(a,k) = a! / k! (a-k)!: every term is a part that k decides over one that a-k decides, so
+    # large orders, one table of which would take seconds, cost a subtraction and a power.
+    taken = log_growth + k * np.log(rate) - log_factorial
+    left = log_factorial - k * np.log1p(-rate)
+    sums = [_log_sum(taken[2 : order + 1] - left[order - 2 :: -1]) for order in a]
+    return np.asarray(np.logaddexp(0.0, log_factorial[a] + np.array(sums)) / (a - 1))
+
+
+def _log_sum(terms: Floats) -> float:
+    """log sum e^terms, without overflow."""
+    most = float(terms.max())
+    if not math.isfinite(most):  # nothing at all, one without bound, or not a number
+        return most
+    return most + math.log(np.exp(terms - most).sum())
+
+
+@lru_cache(maxsize=8)
+def _log_factorials(top: int) -> Floats:
+    """log n! for n = 0 ... top."""
+    table: Floats = gammaln(np.arange(0.0, top + 1) + 1)
+    table.setflags(write=False)
+    return table
 
 
 def gaussian_fractional(orders: Floats, ratio: float, rate: float) -> Floats:

@@ -11,6 +11,7 @@ the mean is weighted by declared sizes, for the same objective.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 
@@ -26,6 +27,8 @@ from udpfl.algorithms.base import (
 )
 from udpfl.algorithms.message import ClientMessage, Tensors
 from udpfl.errors import InvalidInput
+
+log = logging.getLogger(__name__)
 
 
 class FedProx(Algorithm):
@@ -62,6 +65,13 @@ class FedProx(Algorithm):
                 "training.options.mu",
                 f"{self.mu:g} times the learning rate of {largest:g} is 2 or more: each step would "
                 "be thrown further past the global model than it had strayed",
+            )
+        if terms.local_steps == 1 and self.mu:
+            # A step from the model that was sent has nothing to be pulled back from.
+            log.warning(
+                "fedprox with training.local_steps = 1 is fedavg: its pull of mu = %g acts from "
+                "the second local step on",
+                self.mu,
             )
         super().agree(terms)
 

@@ -136,6 +136,7 @@ class Connection:
             "records": self.records,
             "steps": found.steps,
             "converged": found.converged,
+            "ended": found.ended,
             "mean_loss": list(found.checks),
             "line": self.line.to_dict(),
             "curve": self.curve.to_dict(),
@@ -220,9 +221,21 @@ def _records(a: Trained, b: Trained) -> tuple[Records, Records, str]:
         )
     words = (
         f"The curve was trained on {len(test[::2])} test records of {name} and measured on the "
-        f"{len(test[1::2])} others: the test set is not untouched any more."
+        f"{len(test[1::2])} others: the test set is not untouched any more. "
+        f"{_why_not_public(a, b, len(public))}"
     )
     return a.data.test.subset(test[::2]), a.data.test.subset(test[1::2]), words
+
+
+def _why_not_public(a: Trained, b: Trained, free: int) -> str:
+    """Why public records of the first run did not train the curve."""
+    if len(a.public):
+        return (
+            f"Of the {len(a.public)} public records of {a.path} {free} were no client's in either "
+            f"run, and {_FEWEST} are needed: runs with the same seed and data.public share theirs."
+        )
+    other = f"; those of {b.path} are not used: name it first" if len(b.public) else ""
+    return f"{a.path} set no public records aside (data.public is 0){other}."
 
 
 def _digest(records: Records, row: int) -> bytes:

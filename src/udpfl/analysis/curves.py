@@ -27,6 +27,8 @@ Kind = Literal["bezier", "chain"]
 T = TypeVar("T")
 
 _BATCH = 1024
+Ending = Literal["converged", "steps", "not finite"]
+"""Why a search ended: nothing left to find, no steps left, or a step that cannot be taken."""
 _MOMENTUM = 0.9
 _CHECKED = 11
 """Points of a curve whose mean loss decides whether the search has converged."""
@@ -148,11 +150,16 @@ class Found:
     curve: Curve
     steps: int
     """How many were taken; the bend may be that of an earlier check."""
-    converged: bool
+    ended: Ending
     losses: tuple[float, ...]
     """Of every step, at its own p and on its own batch."""
     checks: tuple[float, ...]
     """The mean loss along the curve, before the first step and every so often after it."""
+
+    @property
+    def converged(self) -> bool:
+        """Whether the search ended because there was nothing left to find."""
+        return self.ended == "converged"
 
 
 def find_curve(
@@ -175,13 +182,14 @@ def find_curve(
     losses: list[float] = []
     checks: list[float] = []
     checked = search.steps >= search.every  # a shorter search has nothing to compare
-    converged = False
+    ended: Ending = "steps"
     if checked:
         checks.append(_mean_loss(Curve(kind, start, bend, end), landscape))
     for step in range(search.steps):
         a, b, c = shares(kind, float(rng.random()))
         loss, slope = landscape.slope(a * start + b * bend + c * end, rng)
         if not (math.isfinite(loss) and bool(slope.isfinite().all())):
+            ended = "not finite"
             break
         losses.append(loss)
         velocity = _MOMENTUM * velocity + b * slope
@@ -191,10 +199,10 @@ def find_curve(
             if checks[-1] == min(checks):
                 best = bend
             if len(checks) > 2 and not _still_falling(checks, search.tolerance):
-                converged = True
+                ended = "converged"
                 break
     curve = Curve(kind, start, best if checked else bend, end)
-    return Found(curve, len(losses), converged, tuple(losses), tuple(checks))
+    return Found(curve, len(losses), ended, tuple(losses), tuple(checks))
 
 
 def _still_falling(checks: Sequence[float], tolerance: float) -> bool:

@@ -14,8 +14,16 @@ from udpfl.planning import Plan
 
 if TYPE_CHECKING:
     from udpfl.analysis.between_runs import Connection
+    from udpfl.analysis.curves import Ending
     from udpfl.analysis.errors import ErrorRow
     from udpfl.analysis.extra_rounds import NetworkCurve, Study
+
+
+_ENDINGS: dict[Ending, str] = {
+    "converged": "converged",
+    "steps": "not converged: --steps allows no more",
+    "not finite": "not converged: the next one was not finite; a smaller --learning-rate may help",
+}
 
 
 def curve(found: Connection) -> None:
@@ -30,9 +38,8 @@ def curve(found: Connection) -> None:
             cells += [f"{value.loss:.4f}", _share(value.accuracy)]
         table.add_row(*cells)
     Console().print(table)
-    end = "converged" if found.found.converged else "not converged, the cap or a bad step ended it"
     typer.echo(f"barrier: {found.line.barrier:.4f} straight, {found.curve.barrier:.4f} curved")
-    typer.echo(f"search: {found.found.steps} steps, {end}")
+    typer.echo(f"search: {found.found.steps} steps, {_ENDINGS[found.found.ended]}")
     typer.echo(found.records)
 
 

@@ -16,6 +16,7 @@ from udpfl.cli.compare import compare
 from udpfl.cli.config import config
 from udpfl.cli.data import data
 from udpfl.cli.methods import methods
+from udpfl.cli.options import unknown_option
 from udpfl.cli.plan import plan
 from udpfl.cli.report import report
 from udpfl.cli.run import run
@@ -82,7 +83,7 @@ def main(arguments: list[str] | None = None) -> None:
     except UdpflError as error:
         code = _fail(str(error))
     except _UsageError as error:
-        code = _fail(error.format_message())  # type: ignore[attr-defined]
+        code = _fail(unknown_option(error, sys.argv[1:] if arguments is None else arguments))
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     sys.exit(code if isinstance(code, int) else 0)

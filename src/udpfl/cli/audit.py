@@ -122,8 +122,13 @@ def mechanism(
 @audit.command()
 def run(
     where: Annotated[
-        Path, typer.Argument(metavar="CONFIG|RUN", help="A configuration, or a run's folder.")
-    ],
+        Path | None,
+        typer.Argument(
+            metavar="CONFIG|RUN",
+            help="TOML file, or the folder of a run; without one, the embedded default.",
+            show_default=False,
+        ),
+    ] = None,
     set_: Annotated[
         list[str] | None, set_option("Change one key of the configuration. May be repeated.")
     ] = None,
@@ -147,7 +152,7 @@ def run(
 
     Examples:
 
-    udpfl audit run configs/default.toml
+    udpfl audit run
 
     udpfl audit run configs/default.toml --set privacy.mechanism=laplace
 
@@ -157,9 +162,9 @@ def run(
 
     if plot is not None:
         check_plot(plot)
-    if set_ and where.is_dir():
+    if set_ and where is not None and where.is_dir():
         raise InvalidInput("set", "a run is audited as it was: no settings beside its folder")
-    target = load(where, overrides=set_) if set_ else where
+    target = load(where, overrides=set_ or ()) if set_ or where is None else where
     with Console(stderr=True).status("replaying steps, then training once"):
         verdicts = audit_run(target, trials=trials, canaries=canaries, error=error)
     _say(verdicts, json_, plot)

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from udpfl.comparison.names import refuse_unknown
 from udpfl.config import Config, PrivacyConfig, apply, load
 from udpfl.config.documents import known_keys
-from udpfl.config.explaining import nearest
+from udpfl.config.explaining import hint
+from udpfl.config.idle import idle
 from udpfl.config.models import SECTIONS
 from udpfl.errors import InvalidInput
 
@@ -53,8 +55,9 @@ class Grid:
 def grid_of(base: Config, vary: Mapping[str, Sequence[Any]], seeds: int | Sequence[int]) -> Grid:
     """Every combination of the values over the base.
 
-    A value that fits into no cell at all is bad input and raises; one that only does not go with
-    some of the others makes cells that say why they cannot be run.
+    A value that fits into no cell at all is bad input and raises, and so does a name that stands
+    for nothing; one that only does not go with some of the others makes cells that say why they
+    cannot be run.
     """
     if isinstance(base.privacy, PrivacyConfig) and base.privacy.ledger is not None:
         raise InvalidInput(
@@ -75,6 +78,9 @@ def grid_of(base: Config, vary: Mapping[str, Sequence[Any]], seeds: int | Sequen
         for value in values:
             _require_one(cell for cell in cells if cell.settings[key] == value)
     _require_one(cells)
+    for key in axes:
+        _refuse_idle(key, base, cells)
+    refuse_unknown(cell.config for cell in cells if cell.config is not None)
     return Grid(tuple(axes), cells, _seeds(seeds))
 
 
@@ -96,9 +102,7 @@ def key_of(name: str) -> str:
         return same[0]
     if same:
         raise InvalidInput("vary", f"{name} may be {' or '.join(same)}: write out which")
-    near = nearest(name)
-    hint = f"did you mean {near}?" if near else "`udpfl config example` shows all keys"
-    raise InvalidInput("vary", f"there is no key {name!r}; {hint}")
+    raise InvalidInput("vary", f"there is no key {name!r}; {hint(name)}")
 
 
 def short(key: str) -> str:
@@ -185,10 +189,34 @@ def _seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def _cell(base: Config, settings: dict[str, Any]) -> Cell:
+    layer = _layer(base, settings)
+    for key in _idle(base, layer):  # what others make use of and this cell does not
+        section, name = key.split(".")
+        layer.setdefault(section, {})[name] = known_keys()[key]["default"]
     try:
-        return Cell(settings, load(base, _layer(base, settings)))
+        return Cell(settings, load(base, layer))
     except InvalidInput as refused:
         return Cell(settings, None, refused)
+
+
+def _idle(base: Config, layer: Mapping[str, Any]) -> dict[str, str]:
+    """The keys that the layer makes, or leaves, without effect, and what each one needs."""
+    found: dict[str, str] = {}
+    for name, section in SECTIONS.items():
+        below = getattr(base, name)
+        defaults = section().model_dump()
+        values = defaults if below == "none" else below.model_dump()
+        found |= idle(name, {**values, **layer.get(name, {})}, defaults)
+    return found
+
+
+def _refuse_idle(key: str, base: Config, cells: Sequence[Cell]) -> None:
+    """Refuse a key whose values make no difference in any cell."""
+    default = known_keys().get(key, {}).get("default")
+    changed = [cell for cell in cells if cell.config and cell.settings[key] != default]
+    why = [_idle(base, _layer(base, cell.settings)).get(key) for cell in changed]
+    if why and all(why):
+        raise InvalidInput(key, str(why[0]))
 
 
 def _layer(base: Config, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -66,9 +66,17 @@ def _unknown(key: str, value: Any) -> Iterator[tuple[str, str]]:
         for name, inner in value.items():
             yield from _unknown(f"{key}.{name}", inner)
         return
+    yield key, f"unknown key (value {value!r}); {hint(key)}"
+
+
+def hint(key: str) -> str:
+    """What to write in place of a key that there is not."""
+    table, dot, option = key.partition(".")
+    if table == "options" and dot and option:
+        options = [f"{known}.{option}" for known in known_keys() if known.endswith(".options")]
+        return f"did you mean {', '.join(options[::-1])}?"
     near = nearest(key)
-    hint = f"did you mean {near}?" if near else "`udpfl config example` shows all keys"
-    yield key, f"unknown key (value {value!r}); {hint}"
+    return f"did you mean {near}?" if near else "`udpfl config example` shows all keys"
 
 
 def nearest(key: str) -> str | None:

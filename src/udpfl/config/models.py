@@ -72,12 +72,7 @@ class DataConfig(Section):
     def _problems(self) -> Iterator[tuple[str, str]]:
         if self.partition == "column" and self.by is None:
             yield "data.by", 'must name a column when data.partition is "column"'
-        if self.partition != "column" and self.by is not None:
-            yield (
-                "data.by",
-                f'{self.by!r} has no use unless data.partition is "column", '
-                f"which is {self.partition!r}",
-            )
+        yield from self._idle("data")
         if isinstance(self.declared_sizes, list) and len(self.declared_sizes) != self.clients:
             yield (
                 "data.declared_sizes",
@@ -152,7 +147,8 @@ class PrivacyConfig(Section):
     pace_ratio: float = Field(
         default=2.0,
         ge=1,
-        description="Noise of the most sparing round over that of the most generous.",
+        description="increasing, decaying: noise of the most sparing round over that of the most "
+        "generous.",
     )
     unit: Unit = Field(
         default="record",
@@ -190,6 +186,7 @@ class PrivacyConfig(Section):
                 f"a run {why} is not private and cannot be charged to {self.ledger!r}, "
                 "a ledger that counts",
             )
+        yield from self._idle("privacy")
 
 
 class TrainingConfig(Section):
@@ -259,6 +256,9 @@ class TrainingConfig(Section):
     )
     memory: Count = Field(default=2048, description="MiB that per-record gradients may take.")
     options: Options = Field(default={}, description="Settings of the method.")
+
+    def _problems(self) -> Iterator[tuple[str, str]]:
+        yield from self._idle("training")
 
 
 def _off(privacy: PrivacyConfig | Literal["none"]) -> PrivacyConfig | Literal["none"]:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from udpfl.config.idle import idle
 from udpfl.errors import InvalidInput
 
 
@@ -38,6 +39,11 @@ class Section(BaseModel):
     def _problems(self) -> Iterator[tuple[str, str]]:
         """Keys that are wrong only together with others, and why."""
         yield from ()
+
+    def _idle(self, name: str) -> Iterator[tuple[str, str]]:
+        """Keys of this section, which has that name, that were changed to no effect."""
+        defaults = {key: field.default for key, field in type(self).model_fields.items()}
+        yield from idle(name, dict(self), defaults)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -245,9 +245,17 @@ def _calibrated(
     clients = len(plain)
     epsilons, deltas = per_client(privacy.epsilon, clients), per_client(privacy.delta, clients)
     mechanisms = [_mechanism(name) for name in per_client(privacy.mechanism, clients)]
+    if ("gaussian", 0) in zip(mechanisms, deltas, strict=True):
+        raise InvalidInput(
+            "privacy.delta",
+            "0 asks for pure DP, and gaussian noise has no pure-DP guarantee: set it above 0, such "
+            "as 1e-5, or privacy.mechanism to laplace",
+        )
     clipper = NormClipper(privacy.norm, per_client(privacy.clip, clients))
     whole = privacy.unit == "client"
     factors = noise_factors(privacy.pace, privacy.pace_ratio, config.training.rounds)
+    if privacy.clip_quantile is not None:
+        log.info("planning the noise of the counts for privacy.clip_quantile")
     counts = {own.name: _count(privacy, own, epsilons[i], deltas[i]) for i, own in enumerate(plain)}
     settings = {
         own.name: Setting(
@@ -287,6 +295,7 @@ def _calibrated(
                 "clients" if whole else "records of a client",
             )
             break
+    log.info("planning the noise of %d clients", len(wanted))
     plans = {plan.client.name: plan for plan in harmonize(wanted)}
     return [
         replace(
