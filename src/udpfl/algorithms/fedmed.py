@@ -4,8 +4,8 @@ What could be confirmed of the source (its abstract, and its Algorithm 1 as publ
 article): in every round the server takes the "alteration of two losses" Delta, decides by a switch
 S = S_e(Delta) (the "mediation incentive scheme") and then either averages the models weighted by
 n_u / n, as fedavg does, or uses an "adaptive aggregation"; a "topK strategy" belongs to it. What
-could not be confirmed are the formulas behind these three names. The following is therefore a reading, chosen to be free under
-differential privacy:
+could not be confirmed are the formulas behind these three names. The following is therefore a
+reading, chosen to be free under differential privacy:
 
 * The change of the loss. A loss on private records would be a release of its own. But the mean
   update D of this round is, but for noise, the downhill direction at the model w, so that
