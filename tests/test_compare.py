@@ -531,7 +531,10 @@ def test_another_base_is_refused_with_what_differs(capsys, tmp_path):
 
 
 def start(*arguments: object, log: str = "err.txt") -> subprocess.Popen[bytes]:
-    code = f"from udpfl.cli import main; main({[str(a) for a in ('compare', *arguments)]})"
+    # Whoever is started in the background of a shell is deaf to interrupts.
+    listen = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    asked = [str(a) for a in ("compare", *arguments)]
+    code = f"{listen}; from udpfl.cli import main; main({asked})"
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
     with Path(log).open("wb") as err:
         return subprocess.Popen(
@@ -552,7 +555,7 @@ def rounds(run: Path) -> int:
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
-ROUNDS = 80
+ROUNDS = 200  # long enough not to be over before somebody interrupts
 LONG = [
     "base.toml", "--seeds", "1", "--out", "grid",
     "--set", f"training.rounds={ROUNDS}", "--set", f"training.evaluate_every={ROUNDS}",
