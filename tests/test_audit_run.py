@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from udpfl import Gaussian, Release, Sensitivity, account, run
-from udpfl.audit import Subject, audit_releases
+from udpfl import Gaussian, Release, Sensitivity, run
+from udpfl.audit import Subject
 from udpfl.audit.one_run import Guesses, OneRun, SurerGuesses, guessed, one_run, per_sample
 from udpfl.audit.run import Target, audit_run
 from udpfl.cli import main
 from udpfl.config import Config, load
-from udpfl.engine import MechanismNoiser
+from udpfl.engine import MechanismNoiser, Unclipped
 from udpfl.errors import InvalidInput, Unsupported
+from udpfl.federation.trusted import TrustedServer
 
 SMALL = """
 [model]
@@ -277,18 +279,65 @@ def test_methods_are_not_refuted(tmp_path, case):
     assert views == {"what the server sees", "what the final model shows"}
 
 
-def test_a_client_that_gets_too_little_noise_is_found(tmp_path, monkeypatch):
-    """The server adds a third of the noise that everyone was charged for."""
+CLIENT = (
+    '[model]\nname = "logistic"\n[data]\nclients = 4\n[training]\n{training}\n'
+    '[privacy]\nunit = "client"\nepsilon = 2.0\ndelta = 1e-2\n{privacy}\n'
+)
+TRUSTED = 'algorithm = "dp-fedavg"\nrounds = 3'
+
+
+def audited(tmp_path, training, privacy=""):
     path = tmp_path / "client.toml"
-    path.write_text(
-        '[model]\nname = "logistic"\n[training]\nalgorithm = "dp-fedavg"\nrounds = 1\n'
-        '[privacy]\nunit = "client"\nepsilon = 2.0\ndelta = 1e-2\n'
-    )
-    target = Target.of(path)
-    whole = target.whole()
-    assert np.linalg.norm(whole.shift) <= 1.0
-    assert np.linalg.norm(whole.shift) == pytest.approx(1.0, rel=1e-3)
-    weak = MechanismNoiser([target.release.mechanism.scaled(1 / 3)])
-    epsilon = account(target.release, 0.05, "pld").epsilon
-    assert audit_releases(whole, epsilon, 0.05, trials=2_000, noiser=weak).refuted
-    assert not audit_releases(whole, epsilon, 0.05, trials=2_000, error=1e-3).refuted
+    path.write_text(CLIENT.format(training=training, privacy=privacy))
+    update = Target.of(path).whole()
+    assert np.linalg.norm(update) <= 1.0
+    assert np.linalg.norm(update) == pytest.approx(1.0, rel=1e-3)
+    return audit_run(path, trials=1_000, canaries=0, error=1e-3)
+
+
+def with_noise(monkeypatch, where, factor):
+    """The noise of that module is this much of what is planned and charged."""
+
+    def scaled(mechanisms):
+        return MechanismNoiser([noise.scaled(factor) for noise in mechanisms])
+
+    monkeypatch.setattr(where, scaled)
+
+
+@pytest.mark.parametrize(
+    ("training", "where"),
+    [
+        (TRUSTED, "udpfl.federation.trusted.MechanismNoiser"),
+        ("rounds = 3", "udpfl.federation.clients.MechanismNoiser"),
+    ],
+)
+def test_a_client_that_gets_too_little_noise_is_found(tmp_path, monkeypatch, training, where):
+    """Through the server's own sum, or through the client's own protection."""
+    assert not any(verdict.refuted for verdict in audited(tmp_path, training))
+    with_noise(monkeypatch, where, 1 / 3)
+    assert all(verdict.refuted for verdict in audited(tmp_path, training))
+
+
+def test_a_trusted_server_that_does_not_clip_is_found(tmp_path, monkeypatch):
+    """The other client's update is three times the clip, and nobody sees to that."""
+    monkeypatch.setattr("udpfl.federation.trusted.NormClipper", lambda norm, bounds: Unclipped())
+    found = audited(tmp_path, TRUSTED)
+    assert any(verdict.refuted for verdict in found)
+
+
+def test_noise_that_does_not_keep_the_pace_is_found(tmp_path, monkeypatch):
+    """Every round is charged by its own noise, and all have the same."""
+    training, privacy = TRUSTED, 'pace = "increasing"\npace_ratio = 4.0'
+    kept = audited(tmp_path, training, privacy)
+    assert [verdict.claim for verdict in kept[::2]] == [
+        "client-0 as a whole, round 3",
+        "client-0 as a whole, round 1",
+    ]
+    assert not any(verdict.refuted for verdict in kept)
+    whole = TrustedServer.noisy_sum
+
+    def at_base(self, round_, updates):
+        return whole(replace(self, person=replace(self.person, factors=())), round_, updates)
+
+    monkeypatch.setattr(TrustedServer, "noisy_sum", at_base)
+    assert any(verdict.refuted for verdict in audited(tmp_path, training, privacy))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -25,6 +27,7 @@ from udpfl.audit.mechanism import audit_releases, check_trials
 from udpfl.audit.one_run import SurerGuesses, one_run, per_sample
 from udpfl.audit.replay import Subject, replayed, verdict_of
 from udpfl.audit.verdict import Verdict
+from udpfl.audit.whole import AsReleased, rounds_to_try
 from udpfl.audit.worlds import Releases
 from udpfl.config import Config, PrivacyConfig, load
 from udpfl.data import DataSet
@@ -36,7 +39,6 @@ from udpfl.engine import (
     Limits,
     Loss,
     Noiseless,
-    NormClipper,
     Unclipped,
     train_round,
 )
@@ -52,6 +54,7 @@ from udpfl.federation.parts import (
     prepared,
 )
 from udpfl.federation.shares import divided, fitted
+from udpfl.mechanisms.arrays import Floats
 from udpfl.plugins import look_here_too
 
 FAR = 0.05
@@ -75,6 +78,8 @@ class Target:
     release: Release
     accountant: Accountant
     accounting: Accounting
+    trusted: bool
+    """Whether a server adds the noise that clients pay for."""
 
     @classmethod
     def of(
@@ -104,9 +109,10 @@ class Target:
         settings = fitted(settings, data)
         parts, _ = divided(settings, data)
         network = network_of(settings, copy.deepcopy(model), data)
+        algorithm = algorithm_of(settings)
         if folder is None:
             dimension = sum(p.numel() for p in network.parameters() if p.requires_grad)
-            schedule, algorithm = selection(settings), algorithm_of(settings)
+            schedule = selection(settings)
             people = planned(settings, data, parts, schedule, dimension, algorithm)
         else:
             if not (folder.path / "model.safetensors").is_file():
@@ -126,7 +132,7 @@ class Target:
         return cls(
             settings, data, parts, first, network, loss or loss_of(data.task), client,
             client.release,
-            privacy.accountant, privacy.accounting,
+            privacy.accountant, privacy.accounting, algorithm.trusts_server,
         )  # fmt: skip
 
     def canary(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -158,8 +164,9 @@ class Target:
         spread = 3 * float(self.data.train.targets.std())
         return [targets + spread, targets - spread]
 
-    def whole(self) -> Releases:
-        """The client's own update at this model, clipped, as whoever sees the releases meets it.
+    def whole(self) -> Floats:
+        """The client's own update at this model, as long as the clip lets it be: one that would be
+        clipped comes out as this.
 
         With all its records in every step: what is hidden is the client, however it trains.
         """
@@ -175,12 +182,14 @@ class Target:
         )  # fmt: skip
         start = model.initial().unsqueeze(0)
         trained = train_round(model, x, y, start, lanes, 0, Entropy(), Limits(1, 64))
+        update: Floats = (trained.parameters - start)[0].double().numpy()
         bounded = self.release.sensitivity
-        clipper = NormClipper(bounded.norm, [bounded.bound])
-        update = clipper.clipped_rows(trained.parameters - start).sum[0].double().numpy()
-        return Releases(
-            self.release.mechanism, update, min(self.client.rounds, 10), self.client.participation
-        )
+        if bounded.norm == "linf":
+            return bounded.bound * np.sign(update)
+        size = float(np.linalg.norm(update, 1 if bounded.norm == "l1" else 2))
+        if size == 0:
+            raise Unsupported(f"{self.client.name} learns nothing at this model: it has no update")
+        return update * (bounded.bound / size)
 
     def subjects(self) -> dict[str, Subject]:
         """The record alone, sampled as in the run; and in a full batch with two that oppose it."""
@@ -227,10 +236,9 @@ def audit_run(
     delta = target.client.budget.delta if target.client.budget else 1e-5
     whole, deltas = target.release.unit == "client", (FAR, delta)
     subjects = {} if whole else target.subjects()
-    share = error / ((len(subjects) + whole) * len(deltas) + (count > 0))
-    verdicts = []
-    if whole:
-        verdicts += [_client(target, trials, d, share) for d in deltas]
+    rounds = rounds_to_try(target.client, target.trusted) if whole else []
+    share = error / ((len(subjects) + len(rounds)) * len(deltas) + (count > 0))
+    verdicts = [_client(target, own, trials, d, share) for own in rounds for d in deltas]
     for name, subject in subjects.items():
         stream = Entropy()
         worlds = replayed(subject, trials, stream)  # one set of replays answers for every delta
@@ -246,13 +254,27 @@ def audit_run(
     return verdicts
 
 
-def _client(target: Target, trials: int, delta: float, error: float) -> Verdict:
+def _client(
+    target: Target, rounds: Sequence[int], trials: int, delta: float, error: float
+) -> Verdict:
     """The claim about a whole client, tried with the client's own update."""
-    releases = target.whole()
-    event = Repeated(PoissonSampled(releases.rate, target.release), releases.steps)
-    epsilon = account(event, delta, target.accountant, target.accounting).epsilon
-    name = f"{target.client.name} as a whole, {releases.steps} rounds"
-    return audit_releases(releases, epsilon, delta, claim=name, trials=trials, error=error)
+    update, rate = target.whole(), target.client.participation
+    release = target.client.at(rounds[0]).release
+    assert release is not None
+    epsilon = account(
+        Repeated(PoissonSampled(rate, release), len(rounds)),
+        delta, target.accountant, target.accounting,
+    ).epsilon  # fmt: skip
+    which = f"{len(rounds)} rounds" if len(rounds) > 1 else f"round {rounds[0]}"
+    return audit_releases(
+        Releases(release.mechanism, update, len(rounds), rate),
+        epsilon,
+        delta,
+        claim=f"{target.client.name} as a whole, {which}",
+        trials=trials,
+        error=error,
+        noiser=AsReleased(target.client, rounds, update, target.trusted),
+    )
 
 
 def _trained(target: Target, canaries: int, delta: float, error: float) -> Verdict:

@@ -80,7 +80,7 @@ class TrustedServer:
         if (stored := self.folder.read_aggregate(round_)) is not None:
             return [ClientMessage.from_bytes(stored)]
         updates = torch.stack([message.tensors["update"] for message in messages])
-        noisy = self._noisy_sum(round_, updates)
+        noisy = self.noisy_sum(round_, updates)
         mean = (noisy / (self.clients * self.person.participation)).float()
         merged = ClientMessage(
             EVERYONE, round_, {"update": mean}, messages[0].events, {"declared_size": 1}
@@ -88,7 +88,8 @@ class TrustedServer:
         self.folder.write_aggregate(round_, merged.to_bytes())
         return [merged]
 
-    def _noisy_sum(self, round_: int, updates: Tensor) -> Tensor:
+    def noisy_sum(self, round_: int, updates: Tensor) -> Tensor:
+        """The sum of all updates [clients, d], each clipped, and the noise of this round on it."""
         release = self.person.at(round_).release
         if release is None:
             return updates.double().sum(0)
