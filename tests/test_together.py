@@ -323,6 +323,27 @@ def test_where_one_call_fails_the_others_do_not():
     torch.testing.assert_close(two.parameters, alone.parameters)
 
 
+def test_what_failed_together_is_not_tried_again(monkeypatch, caplog):
+    """As where all runs together take too much memory."""
+    seen, plain = [], together.train_round
+
+    def small(model, inputs, targets, parameters, lanes, *rest):
+        seen.append(len(lanes))
+        if len(lanes) > 2:
+            raise RuntimeError("out of memory")
+        return plain(model, inputs, targets, parameters, lanes, *rest)
+
+    monkeypatch.setattr(together, "train_round", small)
+
+    def three_rounds(engine):
+        return [asks(private(), round_=round_)(engine) for round_ in (1, 2, 3)]
+
+    one, two = seated(three_rounds, three_rounds)
+    assert len(one) == len(two) == 3
+    assert seen == [4, 2, 2, 2, 2, 2, 2]
+    assert len(caplog.records) == 1
+
+
 def test_corrections_see_their_own_lanes_only():
     seen = []
 

@@ -49,6 +49,7 @@ class Together:
         """Held by the one run whose turn it is."""
         self._waiting: list[_Call] = []
         self._pools: list[_Pool] = []
+        self._joins = True
 
     @contextmanager
     def seat(self) -> Iterator[TrainRound]:
@@ -92,7 +93,9 @@ class Together:
             self._waiting = [call for call in self._waiting if call.order != first]
             try:
                 for pool, group in self._groups(due):
-                    _answer(pool, group)
+                    if not (self._joins and _answered(pool, group)):
+                        self._joins = False
+                        _answer_each(group)
             except BaseException as error:  # those who wait must hear of it, or wait for ever
                 for call in due:
                     call.failed = error
@@ -200,19 +203,24 @@ def _kind(*tensors: Tensor) -> list[tuple[object, ...]]:
     return [(tensor.device, tensor.dtype, tensor.shape[1:]) for tensor in tensors]
 
 
-def _answer(pool: _Pool, calls: Sequence[_Call]) -> None:
-    """Train these calls as one; where that fails, each alone, so that it fails only who is at
-    fault. Nothing was released by then."""
-    if len(calls) > 1:
-        try:
-            merged = _merged(pool, calls).train()
-        except Exception as error:
-            log.warning("runs are trained one by one, together they failed: %s", error)
-        else:
-            sizes = [len(call.lanes) for call in calls]
-            for call, end, size in zip(calls, accumulate(sizes), sizes, strict=True):
-                call.trained = merged.part(slice(end - size, end))
-            return
+def _answered(pool: _Pool, calls: Sequence[_Call]) -> bool:
+    """Train these calls as one; whether that went well. Nothing was released if it did not."""
+    if len(calls) == 1:
+        _answer_each(calls)
+        return True
+    try:
+        merged = _merged(pool, calls).train()
+    except Exception as error:  # too little memory for all of them, or the fault of one
+        log.warning("runs are trained one by one from here on, together they failed: %s", error)
+        return False
+    sizes = [len(call.lanes) for call in calls]
+    for call, end, size in zip(calls, accumulate(sizes), sizes, strict=True):
+        call.trained = merged.part(slice(end - size, end))
+    return True
+
+
+def _answer_each(calls: Sequence[_Call]) -> None:
+    """Train each call alone, so that a fault is felt by nobody else."""
     for call in calls:
         try:
             call.trained = call.train()
