@@ -243,8 +243,6 @@ class LaneModel:
             per_sample = 16 * self.layout.dimension
             if self.book_keeping:
                 per_sample = self._compared(parameters, batches, alone) or per_sample
-            if not self.book_keeping:
-                self._try_func(parameters, batches[0])
         return per_sample
 
     def _tried(self, batch: Trial) -> None:
@@ -272,34 +270,16 @@ class LaneModel:
                 )
 
     def _alone(self, parameters: Tensor, x: Tensor, y: Tensor, order: Tensor) -> Tensor:
-        """Every row's gradient by automatic differentiation, one sample at a time [n, d].
-
-        Without `torch.func`, which takes seconds to be imported and is hardly ever needed.
-        """
-        rows: list[Tensor] = []
+        """Every row's gradient by automatic differentiation, one sample at a time [n, d]."""
+        real = torch.ones(1, len(x), dtype=torch.bool, device=x.device)
         try:
-            for sample, target in zip(x.split(1), y.split(1), strict=True):
-                weights = parameters[0].detach().clone().requires_grad_()
-                with torch.enable_grad():
-                    outputs = functional_call(self._plain, self.layout.named(weights), (sample,))
-                    loss = self._loss(outputs, target).sum()
-                    rows += torch.autograd.grad(loss, weights, materialize_grads=True)
+            full = self._by_func(parameters, x.unsqueeze(0), y.unsqueeze(0), real).written_out()
         except Exception as error:  # whatever the user's own forward pass raises
-            raise self._no_gradients(error) from error
-        return torch.stack(rows)
-
-    def _try_func(self, parameters: Tensor, batch: Trial) -> None:
-        real = torch.ones(1, len(batch.inputs), dtype=torch.bool, device=batch.inputs.device)
-        try:
-            self._by_func(parameters, batch.inputs.unsqueeze(0), batch.targets.unsqueeze(0), real)
-        except Exception as error:  # vmap does not know everything
-            raise self._no_gradients(error) from error
-
-    def _no_gradients(self, error: Exception) -> Unsupported:
-        what = ", ".join(self._uncovered) or "this model"
-        return Unsupported(
-            f"per-sample gradients are not available for {what}: {_first_line(error)}"
-        )
+            raise Unsupported(
+                "per-sample gradients are not available for "
+                f"{', '.join(self._uncovered) or 'this model'}: {_first_line(error)}"
+            ) from error
+        return full[0]
 
     def _refuse_memory(self, parameters: Tensor, batches: Sequence[Trial]) -> None:
         """Two answers to one record: random (then never mind the rules), or a memory."""
