@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import mpmath as mp
 import numpy as np
@@ -418,3 +418,32 @@ def test_gaussian_pairs_reach_far_tails():
     extreme = Gaussian(1.0).draw(np.array([0, 2**62, 0, -1], dtype=np.int64))
     assert 9 < abs(extreme[0]) < 9.6  # the smallest radius word at angle 0
     assert np.isfinite(extreme).all()
+
+
+@dataclass(frozen=True)
+class _Quiet(Laplace):
+    """A parameter that its author did not want to be compared."""
+
+    louder: float = field(default=1.0, compare=False)
+
+
+class _Bare(Laplace):
+    """Not a dataclass: what it adds is no field."""
+
+    def __init__(self, scale: float, extra: object) -> None:
+        super().__init__(scale)
+        object.__setattr__(self, "extra", extra)
+
+
+def test_noises_that_differ_in_anything_are_not_equal():
+    """What is known of one is kept under it, and must not be told of another."""
+    assert Laplace(1.0) == Laplace(1.0)
+    assert hash(Laplace(1.0)) == hash(Laplace(1.0))
+    assert Laplace(1.0) != Laplace(2.0)
+    assert Laplace(1.0) != Gaussian(1.0)
+    assert _Quiet(1.0, 1.0) != _Quiet(1.0, 2.0)
+    assert _Bare(1.0, 1) != _Bare(1.0, 2)
+    assert _Bare(1.0, np.ones(3)) == _Bare(1.0, np.ones(3))
+    assert _Bare(1.0, np.ones(3)) != _Bare(1.0, np.zeros(3))
+    assert hash(_Bare(1.0, [1, {"a": np.ones(3)}])) == hash(_Bare(1.0, [1, {"a": np.ones(3)}]))
+    assert _Bare(1.0, 1) != Laplace(1.0)

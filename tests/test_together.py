@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from tests.test_compare import (
     start,
     until,
 )
+from udpfl.comparison import ComparisonInterrupted
 from udpfl.comparison.jobs import Job
 from udpfl.comparison.lanes import automatic, batches
 from udpfl.config import load
@@ -285,6 +287,52 @@ def test_frozen_parts_must_be_the_same(calls):
     assert calls == [4, 2, 2]
 
 
+class Hidden(nn.Module):
+    """Keeps what is drawn from its seed where neither buffers nor its name show it."""
+
+    def __init__(self, seed):
+        super().__init__()
+        self.features = torch.randn(4, 4, generator=torch.Generator().manual_seed(seed))
+        self.linear = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.linear(x @ self.features)
+
+
+def test_models_that_only_look_alike_are_told_apart(calls):
+    def model(seed, factor=1.0):
+        def loss(outputs, targets):
+            return factor * nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+        return LaneModel(Hidden(seed), loss)
+
+    seated(asks(private(), model=model(0)), asks(private(), model=model(0)))
+    seated(asks(private(), model=model(0)), asks(private(), model=model(1)))
+    seated(asks(private(), model=model(0)), asks(private(), model=model(0, factor=2.0)))
+    assert calls == [4, 2, 2, 2, 2]
+
+
+def test_records_that_do_not_fit_into_memory_stay_their_own(calls, monkeypatch):
+    """And nobody reads another run's in their place."""
+    plain, tries = torch.cat, []
+
+    def full(tensors, *rest, **more):
+        if len(tensors[0]) == len(X) and tensors[0].shape[1:] == X.shape[1:]:
+            tries.append(1)
+            raise RuntimeError("out of memory")
+        return plain(tensors, *rest, **more)
+
+    other = X + 1
+    apart = [asks(private(), x=x)(together.train_round) for x in (X, other, other)]
+    calls.clear()
+    monkeypatch.setattr(torch, "cat", full)
+    found = seated(asks(private()), asks(private(), x=other), asks(private(), x=other))
+    assert tries
+    assert sorted(calls) == [2, 4]  # the two that share their records, and one alone
+    for mine, alone in zip(found, apart, strict=True):
+        torch.testing.assert_close(mine.parameters, alone.parameters)
+
+
 def test_who_is_behind_catches_up(calls):
     def from_round(first):
         def train(engine):
@@ -396,6 +444,48 @@ def test_a_cell_that_fails_does_not_hold_up_the_others(capsys):
     code, _, err = command(capsys, *arguments, "--lanes", "some", "--out", "other")
     assert code == 2
     assert "lanes: must be auto or a whole number, got 'some'" in err
+
+
+def test_after_a_second_interrupt_nobody_goes_on(monkeypatch):
+    """In a notebook the process does not end with it: no run may charge anybody any more."""
+
+    def twice(job, heard, engine=None):
+        for _ in range(2):
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            time.sleep(0.3)  # the main thread has to hear of each
+        return plain(job, heard, engine)
+
+    plain = Job.train
+    monkeypatch.setattr(Job, "train", twice)
+    before = threading.active_count()
+    with pytest.raises(ComparisonInterrupted):
+        udpfl.compare({**BASE, "training": {"rounds": 400}}, seeds=3, out="grid", lanes=3)
+    give_up = time.monotonic() + PATIENCE
+    while threading.active_count() > before:
+        assert time.monotonic() < give_up, "somebody goes on"
+        time.sleep(0.05)
+    assert not any(rounds(run) for run in Path("grid").glob("seed=*"))
+
+
+def test_an_interrupt_that_no_round_hears_of_counts(monkeypatch):
+    def late(job, heard, engine=None):
+        failed = plain(job, heard, engine)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        return failed
+
+    plain = Job.train
+    monkeypatch.setattr(Job, "train", late)
+    with pytest.raises(ComparisonInterrupted, match="2 of 4 runs are done"):
+        udpfl.compare(BASE, vary={"epsilon": [2, 4, 6, 8]}, seeds=1, out="grid", lanes=2)
+
+
+def test_a_fault_of_whoever_listens_is_not_lost():
+    def tell(done, total, now):
+        if done:
+            raise RuntimeError("I do not want to know")
+
+    with pytest.raises(RuntimeError, match="I do not want to know"):
+        udpfl.compare(BASE, seeds=2, out="grid", lanes=2, tell=tell)
 
 
 @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])

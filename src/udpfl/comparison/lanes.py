@@ -53,22 +53,28 @@ def train_batch(batch: Sequence[Job], progress: Hears) -> None:
         progress.ends(job, job.train(partial(progress.hears, job)))
         return
     table = Together(len(batch))
-    interrupted: list[KeyboardInterrupt] = []
+    raised: list[BaseException] = []
 
     def trained(job: Job) -> None:
-        with table.seat() as engine:
-            progress.hears(job, 0.0)
-            try:
-                progress.ends(job, job.train(partial(progress.hears, job), engine))
-            except KeyboardInterrupt as asked:
-                interrupted.append(asked)
+        try:
+            with table.seat() as engine:
+                if not asked.is_set():  # what was not begun need not be
+                    progress.hears(job, 0.0)
+                    progress.ends(job, job.train(partial(progress.hears, job), engine))
+        except BaseException as reason:  # an interrupt, or a fault of whoever hears of progress
+            raised.append(reason)
 
-    # A second interrupt ends the process without them: all that counts is on disk.
     threads = [threading.Thread(target=trained, args=(job,), daemon=True) for job in batch]
-    with patient_interrupt():
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    if interrupted:
-        raise interrupted[0]
+    with patient_interrupt() as asked:
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        except KeyboardInterrupt:
+            table.close()  # the second one: nobody waits for their rounds, all that counts is kept
+            raise
+    if raised:
+        raise raised[0]
+    if asked.is_set():  # too late for any round to hear of it
+        raise KeyboardInterrupt

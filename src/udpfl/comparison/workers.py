@@ -44,7 +44,7 @@ def train_side_by_side(waiting: Sequence[Sequence[Job]], jobs: int, progress: Pr
         for worker in crew.values():
             worker.process.terminate()
         for worker in crew.values():
-            worker.process.join()
+            worker.see_out()
         raise
     finally:
         for worker in crew.values():
@@ -56,11 +56,23 @@ def train_side_by_side(waiting: Sequence[Sequence[Job]], jobs: int, progress: Pr
 class _Worker:
     process: SpawnProcess
     connection: Connection
+    batch: list[Job] = field(default_factory=list)
     under_way: list[Job] = field(default_factory=list)
+    """Those of the batch that have not ended."""
 
     def begin(self, batch: Sequence[Job]) -> None:
-        self.under_way = list(batch)
-        self.connection.send(self.under_way)
+        self.batch, self.under_way = list(batch), list(batch)
+        self.connection.send(self.batch)
+
+    def see_out(self) -> None:
+        """Wait for its end; what it still has to say is let go, and it gets no more to do."""
+        while self.process.is_alive():
+            try:
+                if self.connection.poll(0.1) and self.connection.recv()[0] == "idle":
+                    self.connection.send(None)
+            except (EOFError, OSError):
+                break
+        self.process.join()
 
 
 def _started(jobs: int) -> _Worker:
@@ -84,12 +96,14 @@ def _heard(worker: _Worker, todo: deque[Sequence[Job]], progress: Progress) -> b
             progress.ends(job, f"its process ended with exit code {worker.process.exitcode}")
         return False
     if kind == "round":
-        progress.hears(*said)
+        number, share = said
+        progress.hears(worker.batch[number], share)
     elif kind == "note":
         log.log(*said)
     elif kind == "end":
-        progress.ends(*said)
-        worker.under_way.remove(said[0])
+        number, failed = said
+        progress.ends(worker.batch[number], failed)
+        worker.under_way.remove(worker.batch[number])
     elif not todo:
         worker.connection.send(None)
         return False
@@ -110,9 +124,10 @@ def _serve(connection: Connection, jobs: int, level: int) -> None:
     torch.set_num_threads(max(1, torch.get_num_threads() // jobs))
     try:
         while (batch := connection.recv()) is not None:
+            parent.batch = batch
             train_batch(batch, parent)
             parent.send("idle", None)
-    except (KeyboardInterrupt, EOFError, BrokenPipeError):
+    except (KeyboardInterrupt, EOFError, BrokenPipeError, ConnectionResetError):
         return
 
 
@@ -122,16 +137,21 @@ class _Parent(logging.Handler, Hears):
     def __init__(self, connection: Connection) -> None:
         super().__init__()
         self._connection, self._one_at_a_time = connection, threading.Lock()
+        self.batch: list[Job] = []
 
-    def send(self, kind: str, said: object) -> None:
-        with self._one_at_a_time:
-            self._connection.send((kind, said))
+    def send(self, kind: str, said: object, patience: float = -1) -> None:
+        if self._one_at_a_time.acquire(timeout=patience):
+            try:
+                self._connection.send((kind, said))
+            finally:
+                self._one_at_a_time.release()
 
     def hears(self, job: Job, share: float) -> None:
-        self.send("round", (job, share))
+        self.send("round", (self.batch.index(job), share))
 
     def ends(self, job: Job, failed: str | None) -> None:
-        self.send("end", (job, failed))
+        self.send("end", (self.batch.index(job), failed))
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.send("note", (record.levelno, "%s", record.getMessage()))
+        # The note of an interrupt may come in the middle of another message of the same thread.
+        self.send("note", (record.levelno, "%s", record.getMessage()), patience=1.0)

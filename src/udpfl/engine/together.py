@@ -3,7 +3,7 @@
 Runs sit in threads and take turns: one of them runs while the others wait for their round, so
 nothing that they share (torch's switches and generators, a log) is ever used by two at a time. When
 everybody waits, the rounds that fit together are trained as the lanes of one call. For a run
-nothing changes: its lanes keep their records, rates, clips, noise and random keys.
+nothing changes but rounding: its lanes keep their records, rates, clips, noise and random keys.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class Together:
         self._waiting: list[_Call] = []
         self._pools: list[_Pool] = []
         self._joins = True
+        self._closed = False
 
     @contextmanager
     def seat(self) -> Iterator[TrainRound]:
@@ -57,10 +58,20 @@ class Together:
         place of `train_round`. A seat that is left no longer keeps the others waiting."""
         with self._turn:
             try:
+                self._require_open()
                 yield self._train
             finally:
                 self._seats -= 1
                 self._serve()
+                self._turn.notify_all()
+
+    def close(self) -> None:
+        """Nobody trains here any more: whoever tries is interrupted."""
+        self._closed = True
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise KeyboardInterrupt
 
     def _train(
         self,
@@ -75,10 +86,12 @@ class Together:
         correct: Correct | None = None,
     ) -> Trained:
         call = _Call(model, inputs, targets, parameters, lanes, round_, stream, limits, correct)
+        self._require_open()
         self._waiting.append(call)
         self._serve()
         while call.trained is None and call.failed is None:
             self._turn.wait()
+            self._require_open()
         if call.failed is not None:
             raise call.failed
         assert call.trained is not None
@@ -116,8 +129,11 @@ class Together:
 
     def _pool(self, call: _Call) -> _Pool:
         for pool in self._pools:
-            if pool.takes(call):
-                return pool
+            try:
+                if pool.takes(call):
+                    return pool
+            except Exception as error:  # no memory for all records at once, or a model that balks
+                log.debug("a run gets records of its own: %s", error)
         self._pools.append(_Pool(call))
         return self._pools[-1]
 
@@ -181,16 +197,18 @@ class _Pool:
         if call.model in self._first:  # looking at all data takes a while, and a run has one model
             return True
         alike = _kind(call.inputs, call.targets) == _kind(self.inputs, self.targets)
-        if not alike or not call.model.like(self._model):
+        if not alike or not call.model.like(self._model, call.inputs[:8], call.targets[:8]):
             return False
         for first, inputs, targets in self._parts:
             if torch.equal(inputs, call.inputs) and torch.equal(targets, call.targets):
                 self._first[call.model] = first
                 return True
-        self._first[call.model] = len(self.inputs)
-        self._parts.append((len(self.inputs), call.inputs, call.targets))
-        self.inputs = torch.cat([self.inputs, call.inputs])
-        self.targets = torch.cat([self.targets, call.targets])
+        first = len(self.inputs)
+        inputs = torch.cat([self.inputs, call.inputs])
+        targets = torch.cat([self.targets, call.targets])
+        # Nothing is noted before both are there: there may be no memory for them.
+        self.inputs, self.targets, self._first[call.model] = inputs, targets, first
+        self._parts.append((first, call.inputs, call.targets))
         return True
 
     def records(self, call: _Call) -> tuple[Tensor, ...]:

@@ -27,7 +27,19 @@ def positive(name: str, value: float) -> None:
         raise InvalidInput(name, f"must be a finite number above 0, got {value!r}")
 
 
-@dataclass(frozen=True)
+def _frozen(value: Any) -> Any:
+    """The same value as something that can be compared and hashed."""
+    match value:
+        case dict():
+            return tuple(sorted((name, _frozen(own)) for name, own in value.items()))
+        case list() | tuple():
+            return tuple(map(_frozen, value))
+        case np.ndarray():
+            return value.shape, value.dtype.str, value.tobytes()
+    return value
+
+
+@dataclass(frozen=True, eq=False)
 class Mechanism(ABC):
     """Additive noise with a density symmetric about zero.
 
@@ -47,6 +59,18 @@ class Mechanism(ABC):
         super().__init_subclass__(**kwargs)
         if "name" not in vars(cls):
             cls.name = cls.__name__.lower()
+        # What is known of a noise is kept under it. Equality that somebody else made may overlook a
+        # parameter (one that is not compared, or no field at all), and a small noise would then get
+        # the epsilon of a large one. Set here, before @dataclass looks for them.
+        cls.__eq__ = Mechanism.__eq__  # type: ignore[method-assign]
+        cls.__hash__ = Mechanism.__hash__  # type: ignore[method-assign]
+
+    def __eq__(self, other: object) -> bool:
+        """The same class with the same parameters, every one of them."""
+        return type(self) is type(other) and _frozen(vars(self)) == _frozen(vars(other))
+
+    def __hash__(self) -> int:
+        return hash((type(self), _frozen(vars(self))))
 
     def __post_init__(self) -> None:
         # Plain floats: a numpy scalar would silently turn float32 noise into float64.
