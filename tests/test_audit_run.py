@@ -268,7 +268,7 @@ def test_methods_are_not_refuted(tmp_path, case):
     path.write_text(
         '[model]\nname = "logistic"\n[data]\nclients = 4\n'
         f"[training]\nrounds = 4\nlearning_rate = 0.5\n{training}\n"
-        f"[privacy]\nepsilon = 8.0\ndelta = 1e-3\n{privacy}\n"
+        f"[privacy]\nepsilon = 8.0\ndelta = 1e-5\n{privacy}\n"
     )
     verdicts = audit_run(path, trials=300, canaries=40)
     assert not any(verdict.refuted for verdict in verdicts)

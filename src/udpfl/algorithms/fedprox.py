@@ -69,8 +69,9 @@ class FedProx(Algorithm):
         if terms.local_steps == 1 and self.mu:
             # A step from the model that was sent has nothing to be pulled back from.
             log.warning(
-                "fedprox with training.local_steps = 1 is fedavg: its pull of mu = %g acts from "
-                "the second local step on",
+                "%s pulls nobody with training.local_steps = 1: mu = %g acts from the second local "
+                "step on",
+                self.name,
                 self.mu,
             )
         super().agree(terms)

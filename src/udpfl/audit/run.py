@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,6 +58,8 @@ from udpfl.federation.shares import divided, fitted
 from udpfl.mechanisms.arrays import Floats
 from udpfl.plugins import look_here_too
 
+log = logging.getLogger(__name__)
+
 FAR = 0.05
 """A large delta, where too little noise shows soonest: the accountant answers for every delta."""
 _CANDIDATES = 32
@@ -92,7 +95,7 @@ class Target:
         """From a configuration, with fresh weights; from a run folder, with trained ones."""
         folder = None
         if not isinstance(where, Config) and Path(where).is_dir():
-            folder = RunFolder.open(Path(where))
+            folder = RunFolder.open(Path(where), "config")
             look_here_too()
         settings = load(folder.config if folder else where)
         privacy = settings.privacy
@@ -249,7 +252,13 @@ def audit_run(
             verdict = verdict_of(subject, worlds, stream, epsilon, d, share, claim, alternative)
             alternative = verdict.alternative
             verdicts.append(verdict)
-    if count:
+    if count and _claimed_of_a_record(target, delta)[1] == 1:
+        log.warning(
+            "no run is trained: it would look for single records, and hiding a whole client at "
+            "delta = %g claims nothing of one; a smaller privacy.delta would",
+            delta,
+        )
+    elif count:
         verdicts.append(_trained(target, count, delta, share))
     return verdicts
 
@@ -277,17 +286,23 @@ def _client(
     )
 
 
+def _claimed_of_a_record(target: Target, delta: float) -> tuple[float, float]:
+    """Epsilon and delta of the whole run for one record."""
+    event = target.client.rest_event(0)
+    assert event is not None
+    epsilon = account(event, delta, target.accountant, target.accounting).epsilon
+    if target.release.unit == "record":
+        return epsilon, delta
+    # A record may change all that its client sends: as if it left and another came.
+    return 2 * epsilon, min(1.0, delta * (1 + math.exp(min(epsilon, 700.0))))
+
+
 def _trained(target: Target, canaries: int, delta: float, error: float) -> Verdict:
     found = one_run(
         target.settings, target.data, target.parts, target.number, target.network, target.loss,
         canaries,
     )  # fmt: skip
-    event = target.client.rest_event(0)
-    assert event is not None
-    epsilon = account(event, delta, target.accountant, target.accounting).epsilon
-    if target.release.unit == "client":
-        # A record may change all that its client sends: as if it left and another came.
-        epsilon, delta = 2 * epsilon, min(1.0, delta * (1 + math.exp(min(epsilon, 700.0))))
+    epsilon, delta = _claimed_of_a_record(target, delta)
     name = f"{target.client.name}, the whole run, trained once"
     tests = found.tests(delta, error)
     return Verdict(name, epsilon, delta, tests, error, alternative=SurerGuesses(tests))

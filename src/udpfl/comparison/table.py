@@ -149,9 +149,11 @@ def _remarks(comparison: Comparison) -> Iterator[str]:
         )
         notes = (note for statement in bounds for note in statement.notes)
         for note in dict.fromkeys(notes):
+            all_of_them = all(note in statement.notes for statement in bounds)
             if note.startswith("assumes"):
-                all_of_them = all(note in statement.notes for statement in bounds)
                 yield escape(f"It {note}." if all_of_them else f"In some rows it {note}.")
+            elif "is no guarantee" in note:  # what a method's authors say of their own noise
+                yield f"[yellow]{escape(note)}.[/]"
     if nominal := {statement.unit for statement in bounds if statement.kind == "nominal"}:
         proved = " or ".join(_WHOLE[unit] for unit in sorted(nominal, reverse=True))
         yield (

@@ -55,11 +55,11 @@ class RunFolder:
         return cls(path)
 
     @classmethod
-    def open(cls, path: Path) -> RunFolder:
-        """A folder that a run has begun."""
+    def open(cls, path: Path, parameter: str = "resume") -> RunFolder:
+        """A folder that a run has begun; `parameter` is what a refusal is about."""
         folder = cls(path)
         if not folder.config.is_file() or not (path / "run.json").is_file():
-            raise InvalidInput("resume", f"{str(path)!r} is not a run folder")
+            raise InvalidInput(parameter, f"{str(path)!r} is not a run folder")
         return folder
 
     @contextmanager
