@@ -341,3 +341,18 @@ def test_noise_that_does_not_keep_the_pace_is_found(tmp_path, monkeypatch):
 
     monkeypatch.setattr(TrustedServer, "noisy_sum", at_base)
     assert any(verdict.refuted for verdict in audited(tmp_path, training, privacy))
+
+
+def test_no_run_is_trained_where_nothing_is_claimed_of_a_record(tmp_path, caplog, capsys):
+    """Hiding a client at epsilon 8 and delta 1e-3 says nothing of one of its records."""
+    path = tmp_path / "client.toml"
+    text = CLIENT.format(training=TRUSTED, privacy="").replace("epsilon = 2.0", "epsilon = 8.0")
+    path.write_text(text.replace("delta = 1e-2", "delta = 1e-3"))
+    verdicts = audit_run(path, trials=100, canaries=40)
+    assert {verdict.claim for verdict in verdicts} == {"client-0 as a whole, 2 rounds"}
+    assert "claims nothing of one" in caplog.text
+    (tmp_path / "empty").mkdir()
+    code, _, err = command(capsys, "audit", "run", tmp_path / "empty")
+    assert code == 2
+    assert "resume" not in err
+    assert "is not a run folder" in err
