@@ -580,6 +580,7 @@ def test_a_killed_comparison_goes_on_where_it_stopped(capsys):
     assert (code, err) == (0, "")
     found = json.loads(out)
     assert (found["trained"], found["found"], found["complete"]) == (2, 1, True)
+    assert found["resumed"] == 1
     assert times(Path("grid"))[first.name] == before[first.name]
     assert (second / "run.json").read_text() == identity  # the same run, not a new one
     for run in (first, second, third):

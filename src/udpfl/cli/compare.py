@@ -116,8 +116,9 @@ def compare(
         people = Console()
         show(result, people)
         people.print(
-            f"{result.trained} run{'' if result.trained == 1 else 's'} trained, "
-            f"{result.found} found in {escape(str(result.folder))}"
+            f"{result.trained} run{'' if result.trained == 1 else 's'} trained"
+            + (f" ({result.resumed} of them resumed), " if result.resumed else ", ")
+            + f"{result.found} found in {escape(str(result.folder))}"
             + (f"; page: {escape(str(result.report))}" if result.report.is_file() else ""),
             highlight=False,
             soft_wrap=True,

@@ -31,7 +31,7 @@ class Job:
         """Train it to its end, telling the share of rounds done; returns why it failed."""
         observers: list[Observer] = [_Rounds(self.config.training.rounds, heard)]
         try:
-            if (self.folder / "run.json").is_file():
+            if self.begun:
                 train(resume=self.folder, observers=observers, engine=engine)
             else:
                 own = load(self.config, {"out": str(self.folder)})
@@ -42,6 +42,11 @@ class Job:
             log.debug("%s failed", self.folder, exc_info=True)
             return f"{type(error).__name__}: {error}"
         return None
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is something to go on with."""
+        return (self.folder / "run.json").is_file()
 
     @property
     def finished(self) -> bool:

@@ -15,7 +15,7 @@ from udpfl.engine.together import Together
 from udpfl.federation.interrupts import patient_interrupt
 from udpfl.federation.parts import device_of
 
-AUTO = 8
+AUTO = 4
 """Runs that train together on a GPU, unless somebody wants another number."""
 
 

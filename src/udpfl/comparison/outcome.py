@@ -118,7 +118,9 @@ class Comparison(Sequence[Row]):
     seeds: tuple[int, ...]
     folder: Path
     trained: int = 0
-    """Runs that were trained by this call, some of them perhaps from a checkpoint on."""
+    """Runs that were trained by this call, from their beginning or from a checkpoint on."""
+    resumed: int = 0
+    """Those of them that had been begun before."""
     found: int = 0
     """Runs that were there already."""
 
@@ -171,6 +173,7 @@ class Comparison(Sequence[Row]):
             "rows": [row.to_dict() for row in self.rows],
             "folder": str(self.folder),
             "trained": self.trained,
+            "resumed": self.resumed,
             "found": self.found,
             "complete": self.complete,
         }

@@ -67,6 +67,7 @@ def compare(
         everything = list({job.folder: job for job in placed.values()}.values())
         waiting = [job for job in everything if not job.finished]
         found = len(everything) - len(waiting)
+        begun = [job for job in waiting if job.begun]
         progress = Progress(tell or (lambda *_: None), len(everything), found)
         progress.tell(found, len(everything), "")
         try:
@@ -79,8 +80,8 @@ def compare(
             for number, cell in enumerate(grid.cells)
         )
         _report(folder, [job.folder for job in everything if job.finished])
-    trained = sum(job.finished for job in waiting)
-    return Comparison(rows, grid.keys, grid.seeds, path, trained, found)
+    trained, resumed = (sum(job.finished for job in jobs) for jobs in (waiting, begun))
+    return Comparison(rows, grid.keys, grid.seeds, path, trained, resumed, found)
 
 
 def _require_number(name: str, value: object) -> None:

@@ -171,7 +171,12 @@ def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
 def read_run(path: Path) -> RunRecord:
     """Read a run folder; a file that a crash left out is simply not there yet."""
     if not (path / "config.toml").is_file() or not (path / "run.json").is_file():
-        raise InvalidInput("run", f"{str(path)!r} is not a run folder: it has no run.json")
+        why = (
+            "is a comparison: its page is compare.html, and its runs are the folders in it"
+            if (path / "comparison.json").is_file()
+            else "is not a run folder: it has no run.json"
+        )
+        raise InvalidInput("run", f"{str(path)!r} {why}")
     summary = _json(path / "summary.json")
     identity = _json(path / "run.json") or {}
     people = _json(path / "participants.json") or ()
