@@ -555,6 +555,21 @@ def rounds(run: Path) -> int:
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
+def goes_on(capsys, under_way, *arguments: object) -> None:
+    """Nobody works there any more, what was charged was used, and the rest is trained."""
+    for run in under_way:
+        done = rounds(run)
+        assert charges(run) == sorted(
+            (f"client-{c}", r) for c in range(2) for r in range(1, done + 1)
+        )
+        assert (run / "checkpoints" / f"round-{done:06d}.safetensors").is_file()
+    code, out, _ = command(capsys, "compare", *LONG, *arguments, "--json")
+    assert code == 0
+    assert json.loads(out)["complete"]
+    for run in under_way:
+        assert charges(run) == EVERY
+
+
 ROUNDS = 200  # long enough not to be over before somebody interrupts
 LONG = [
     "base.toml", "--seeds", "1", "--out", "grid",
@@ -599,17 +614,7 @@ def test_an_interrupt_with_two_jobs_stops_cleanly_and_says_how_to_go_on(capsys):
     assert "finishing the rounds under way" in said
     assert "interrupted: 0 of 3 runs are done in grid; the same command goes on" in said
     assert "Traceback" not in said
-    for run in under_way:  # nobody works there any more, and what was charged was used
-        done = rounds(run)
-        assert charges(run) == sorted(
-            (f"client-{c}", r) for c in range(2) for r in range(1, done + 1)
-        )
-        assert (run / "checkpoints" / f"round-{done:06d}.safetensors").is_file()
-    code, out, _ = command(capsys, "compare", *LONG, *vary, "--json")
-    assert code == 0
-    assert json.loads(out)["complete"]
-    for run in under_way:
-        assert charges(run) == EVERY
+    goes_on(capsys, under_way, *vary)
 
 
 def test_an_interrupt_of_a_single_job(monkeypatch, capsys):

@@ -22,6 +22,7 @@ from tests.test_compare import (
     _elsewhere,
     charges,
     command,
+    goes_on,
     rounds,
     start,
     until,
@@ -503,17 +504,7 @@ def test_an_interrupt_of_runs_that_train_together(jobs, capsys):
     said = Path("err.txt").read_text()
     assert "interrupted: 0 of 4 runs are done in grid; the same command goes on" in said
     assert "Traceback" not in said
-    for run in under_way:
-        done = rounds(run)
-        assert charges(run) == sorted(
-            (f"client-{c}", r) for c in range(2) for r in range(1, done + 1)
-        )
-        assert (run / "checkpoints" / f"round-{done:06d}.safetensors").is_file()
-    code, out, _ = command(capsys, "compare", *LONG, *vary, "--json")
-    assert code == 0
-    assert json.loads(out)["complete"]
-    for run in under_way:
-        assert charges(run) == EVERY
+    goes_on(capsys, under_way, *vary)
 
 
 def test_killed_runs_that_trained_together_go_on(capsys):

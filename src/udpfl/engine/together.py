@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -73,19 +73,8 @@ class Together:
         if self._closed:
             raise KeyboardInterrupt
 
-    def _train(
-        self,
-        model: LaneModel,
-        inputs: Tensor,
-        targets: Tensor,
-        parameters: Tensor,
-        lanes: Lanes,
-        round_: int,
-        stream: PrivateStream,
-        limits: Limits,
-        correct: Correct | None = None,
-    ) -> Trained:
-        call = _Call(model, inputs, targets, parameters, lanes, round_, stream, limits, correct)
+    def _train(self, *asked: Any) -> Trained:
+        call = _Call(*asked)
         self._require_open()
         self._waiting.append(call)
         self._serve()

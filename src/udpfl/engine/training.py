@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -133,21 +133,10 @@ def train_round(
     return Trained(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
-class TrainRound(Protocol):
-    """`train_round`, or what stands in its place."""
-
-    def __call__(
-        self,
-        model: LaneModel,
-        inputs: Tensor,
-        targets: Tensor,
-        parameters: Tensor,
-        lanes: Lanes,
-        round_: int,
-        stream: PrivateStream,
-        limits: Limits,
-        correct: Correct | None = None,
-    ) -> Trained: ...
+TrainRound = Callable[
+    [LaneModel, Tensor, Tensor, Tensor, Lanes, int, PrivateStream, Limits, Correct | None], Trained
+]
+"""`train_round`, or what stands in its place."""
 
 
 def _side_by_side(work: Callable[[slice], T], stacks: Sequence[slice], workers: int) -> list[T]:
