@@ -117,6 +117,9 @@ class Together:
         return [(pool, group) for _, pool, group in groups]
 
     def _pool(self, call: _Call) -> _Pool:
+        for pool in self._pools:  # looking at all data takes a while, and a run has one model
+            if call.model in pool.first:
+                return pool
         for pool in self._pools:
             try:
                 if pool.takes(call):
@@ -179,30 +182,29 @@ class _Pool:
         self.inputs, self.targets = call.inputs, call.targets
         self._model = call.model
         self._parts = [(0, call.inputs, call.targets)]
-        self._first = {call.model: 0}
+        self.first = {call.model: 0}
+        """Where the records of each run begin."""
 
     def takes(self, call: _Call) -> bool:
         """Whether this call's records are here, or could be added and now are."""
-        if call.model in self._first:  # looking at all data takes a while, and a run has one model
-            return True
         alike = _kind(call.inputs, call.targets) == _kind(self.inputs, self.targets)
         if not alike or not call.model.like(self._model, call.inputs[:8], call.targets[:8]):
             return False
         for first, inputs, targets in self._parts:
             if torch.equal(inputs, call.inputs) and torch.equal(targets, call.targets):
-                self._first[call.model] = first
+                self.first[call.model] = first
                 return True
         first = len(self.inputs)
         inputs = torch.cat([self.inputs, call.inputs])
         targets = torch.cat([self.targets, call.targets])
         # Nothing is noted before both are there: there may be no memory for them.
-        self.inputs, self.targets, self._first[call.model] = inputs, targets, first
+        self.inputs, self.targets, self.first[call.model] = inputs, targets, first
         self._parts.append((first, call.inputs, call.targets))
         return True
 
     def records(self, call: _Call) -> tuple[Tensor, ...]:
         """Where this call's records are."""
-        first = self._first[call.model]
+        first = self.first[call.model]
         return tuple(rows + first if first else rows for rows in call.lanes.records)
 
 
