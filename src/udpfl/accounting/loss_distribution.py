@@ -287,17 +287,17 @@ class LossDistribution:
         near = 2.0 ** math.floor(math.log2(near)) if math.isfinite(near) else 1.0
         # Each factor of a product of `total` transforms carries a few rounding errors.
         self._allowance = 32 * total * float(np.finfo(float).eps)
-        curves: list[tuple[Release | PureDP, float, int]] = []
+        releases: list[tuple[Release | PureDP, float, int]] = []
         for leaf, count in parts.items():
             inner, rate = _sampled_parts(leaf)
             _, lost = _curve(inner, rounded, coarser * near)
             self._allowance += count * rate * lost  # unsampled records lose nothing
-            curves.append((inner, rate, count))
-        one_way = all(rate == 1 for _, rate, _ in curves)
+            releases.append((inner, rate, count))
+        one_way = all(rate == 1 for _, rate, _ in releases)
         self._pmfs = []
         for adding in (False, True) if both_ways and not one_way else (False,):
             composed: Any = None
-            for inner, rate, count in curves:
+            for inner, rate, count in releases:
                 part = _discretised(inner, rate, adding, rounded, coarser, near)
                 part = _self_compose(part, count)
                 composed = part if composed is None else composed.compose(part, _TAIL)

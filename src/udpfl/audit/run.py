@@ -241,7 +241,12 @@ def audit_run(
     subjects = {} if whole else target.subjects()
     rounds = rounds_to_try(target.client, target.trusted) if whole else []
     share = error / ((len(subjects) + len(rounds)) * len(deltas) + (count > 0))
-    verdicts = [_client(target, own, trials, d, share) for own in rounds for d in deltas]
+    verdicts = []
+    if whole:
+        update = target.whole()  # trained once, for all rounds and every delta
+        verdicts += [
+            _client(target, update, own, trials, d, share) for own in rounds for d in deltas
+        ]
     for name, subject in subjects.items():
         stream = Entropy()
         worlds = replayed(subject, trials, stream)  # one set of replays answers for every delta
@@ -252,22 +257,28 @@ def audit_run(
             verdict = verdict_of(subject, worlds, stream, epsilon, d, share, claim, alternative)
             alternative = verdict.alternative
             verdicts.append(verdict)
-    if count and _claimed_of_a_record(target, delta)[1] == 1:
+    claimed = _claimed_of_a_record(target, delta) if count else None
+    if claimed is not None and claimed[1] == 1:
         log.warning(
             "no run is trained: it would look for single records, and hiding a whole client at "
             "delta = %g claims nothing of one; a smaller privacy.delta would",
             delta,
         )
-    elif count:
-        verdicts.append(_trained(target, count, delta, share))
+    elif claimed is not None:
+        verdicts.append(_trained(target, count, *claimed, share))
     return verdicts
 
 
 def _client(
-    target: Target, rounds: Sequence[int], trials: int, delta: float, error: float
+    target: Target,
+    update: Floats,
+    rounds: Sequence[int],
+    trials: int,
+    delta: float,
+    error: float,
 ) -> Verdict:
     """The claim about a whole client, tried with the client's own update."""
-    update, rate = target.whole(), target.client.participation
+    rate = target.client.participation
     release = target.client.at(rounds[0]).release
     assert release is not None
     epsilon = account(
@@ -297,12 +308,11 @@ def _claimed_of_a_record(target: Target, delta: float) -> tuple[float, float]:
     return 2 * epsilon, min(1.0, delta * (1 + math.exp(min(epsilon, 700.0))))
 
 
-def _trained(target: Target, canaries: int, delta: float, error: float) -> Verdict:
+def _trained(target: Target, canaries: int, epsilon: float, delta: float, error: float) -> Verdict:
     found = one_run(
         target.settings, target.data, target.parts, target.number, target.network, target.loss,
         canaries,
     )  # fmt: skip
-    epsilon, delta = _claimed_of_a_record(target, delta)
     name = f"{target.client.name}, the whole run, trained once"
     tests = found.tests(delta, error)
     return Verdict(name, epsilon, delta, tests, error, alternative=SurerGuesses(tests))
