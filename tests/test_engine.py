@@ -95,11 +95,10 @@ def assert_same_sums(model, x, y, loss=cross_entropy, *, rules=True, bounds=(0.0
                 y[lane],
                 loss,
                 norm,
-                limits[lane],
+                limits[lane] * (1 - 2**-11),  # the documented margin for rounding
             )
-            assert torch.allclose(ours[lane].double(), theirs, rtol=0, atol=8e-5 * scale + 1e-9), (
-                norm
-            )
+            assert ours.dtype == torch.float64
+            assert torch.allclose(ours[lane], theirs, rtol=0, atol=8e-5 * scale + 1e-9), norm
 
 
 def labels(lanes, batch, classes=3):
@@ -487,7 +486,8 @@ def test_chunks_lanes_and_client_order_do_not_matter(norm):
         (Limits(lanes=3, samples=5), [3, 1, 0, 2]),
         (Limits(lanes=1, samples=7, workers=3), [2, 0, 1, 3]),
     ):
-        assert torch.allclose(base, trained(limits, order), atol=1e-5)
+        # Where rounding differs, a number may end on the next point of the noise's grid.
+        assert torch.allclose(base, trained(limits, order), atol=2e-3)
     # Threads change nothing at all where the stacks are the same.
     alone, beside = (Limits(lanes=1, samples=64, workers=n) for n in (1, 4))
     assert torch.equal(trained(alone, [0, 1, 2, 3]), trained(beside, [0, 1, 2, 3]))

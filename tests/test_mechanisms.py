@@ -394,15 +394,16 @@ def test_a_table_refuses_what_is_not_a_density():
 
 
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("shape", [(1,), (2,), (5, 7), (4, 50_001)])
-def test_gaussian_draws_in_pairs_are_independent_normals(kind, shape):
+def test_gaussian_draws_in_pairs_are_independent_normals(kind, dtype, shape):
     torch = pytest.importorskip("torch")
-    words = np.random.default_rng(3).integers(-(2**63), 2**63 - 1, shape, endpoint=True)
+    uniform = np.random.default_rng(3).uniform(-1, 1, shape).astype(dtype)
     noise = Gaussian(2.5)
-    drawn = noise.draw(words if kind == "numpy" else torch.from_numpy(words))
+    drawn = noise.draw(uniform.copy() if kind == "numpy" else torch.tensor(uniform))
     assert drawn.shape == shape
-    assert drawn.dtype == (np.float32 if kind == "numpy" else torch.float32)
-    by_row = [noise.draw(row) for row in words.reshape(-1, shape[-1])]
+    assert str(drawn.dtype).removeprefix("torch.") == dtype
+    by_row = [noise.draw(row.copy()) for row in uniform.reshape(-1, shape[-1])]
     assert np.allclose(np.concatenate(by_row), np.asarray(drawn).ravel(), rtol=1e-4, atol=1e-5)
     z = np.asarray(drawn, dtype=np.float64).ravel() / 2.5
     if z.size < 1000:
@@ -415,8 +416,8 @@ def test_gaussian_draws_in_pairs_are_independent_normals(kind, shape):
 
 
 def test_gaussian_pairs_reach_far_tails():
-    extreme = Gaussian(1.0).draw(np.array([0, 2**62, 0, -1], dtype=np.int64))
-    assert 9 < abs(extreme[0]) < 9.6  # the smallest radius word at angle 0
+    extreme = Gaussian(1.0).draw(np.array([2.0**-63, 0.5, 2.0**-120, 2.0**-64]))
+    assert extreme[0] == pytest.approx(math.sqrt(2 * 63 * math.log(2)))  # at angle 0
     assert np.isfinite(extreme).all()
 
 

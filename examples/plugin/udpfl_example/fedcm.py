@@ -34,6 +34,7 @@ class FedCM(Algorithm):
     """
 
     name = "fedcm"
+    without_records = "moves"
     paper = "Xu et al. 2021, FedCM: Federated learning with client-level momentum"
     releases = "update: how far the client moved in its local steps"
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -27,6 +27,11 @@ NOISY_UPDATE = (
     "and noised as a whole, and costs what that costs"
 )
 """What is promised of a client's update, whichever unit is hidden."""
+
+
+WithoutRecords = Literal["stays", "moves"]
+"""What local training comes to for a client without records: it stays at its start, or it moves to
+where the method's correction leads it with gradients of zero."""
 
 
 class LocalTraining(Protocol):
@@ -127,6 +132,12 @@ class Algorithm(ABC):
     """Whether messages have an "update", from the model that was sent to the client's own."""
     participation: float = 1.0
     """Probability that a client takes part in a round, by a coin that nobody else sees."""
+    without_records: ClassVar[WithoutRecords | None] = "stays"
+    """What a client sends that has no records. With privacy.unit = "client" an update is compared
+    with that one. Where a client "moves", the way it would go without records is computed, and what
+    its records add to that is clipped and noised. A class that defines a `client_step` of its own
+    has to say it again. None says nothing: then both updates may lie anywhere within the clip, and
+    twice the clip is charged."""
     paper: ClassVar[str] = ""
     """Where the method comes from."""
     releases: ClassVar[str] = ""
@@ -145,6 +156,11 @@ class Algorithm(ABC):
     needs_public: ClassVar[bool] = False
     """Whether the server half learns from public records; a run without any is then refused."""
     _public: PublicData | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "client_step" in vars(cls) and "without_records" not in vars(cls):
+            cls.without_records = None
 
     def __init__(self, server: ServerStep) -> None:
         self.server = server

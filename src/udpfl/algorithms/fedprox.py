@@ -44,6 +44,7 @@ class FedProx(Algorithm):
     """
 
     name = "fedprox"
+    without_records = "stays"
     paper = "Li et al. 2020, Federated optimization in heterogeneous networks"
     releases = "update: how far the client moved in its local steps"
     guarantee = (

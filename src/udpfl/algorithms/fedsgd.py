@@ -29,6 +29,7 @@ class FedSGD(Algorithm):
         "decentralized data (FedSGD)"
     )
     sends_update = False
+    without_records = "stays"
     releases = "gradient: the noisy mean gradient of one step"
     guarantee = (
         'The gradient is clipped record by record and noised, or with privacy.unit = "client" as a '

@@ -60,6 +60,7 @@ class NbAFL(FedProx):
         "performance analysis"
     )
     sends_update = False
+    without_records = "stays"
     releases = "parameters: clipped as a whole and noised by the authors' formula"
     unit = "client"
     guarantee = (

@@ -39,6 +39,7 @@ class Scaffold(Algorithm):
     """
 
     name = "scaffold"
+    without_records = "moves"
     paper = (
         "Karimireddy et al. 2020, SCAFFOLD: Stochastic controlled averaging for federated learning"
     )

@@ -14,12 +14,19 @@ from torch import Tensor
 
 from udpfl.accounting.sensitivity import Norm, Sensitivity
 from udpfl.engine.gradients import Gradients
-from udpfl.engine.layers import normal
 from udpfl.errors import InvalidInput, Unsupported
 
-_ROUNDING = 1 - 5e-5
-"""Clip a little below the bound: norms and the sums of a pass are rounded to float32."""
+LARGEST_BATCH = 1 << 22
+"""Records of one lane and step up to which `ROUNDING` is proved."""
 
+ROUNDING = 2.0**-11
+"""How far below the bound is clipped, as a part of it.
+
+A quarter covers the rounding of norms and sums, which is proved in docs/mathematics.md for float32
+gradients, sums in double, passes of any length and up to `LARGEST_BATCH` records; the rest is left
+for records whose gradients are rounded in another way when the shape of their pass changes. A
+constant: a margin that followed the batch would let one record change everybody's clip.
+"""
 
 _SMALLEST, _LARGEST = 1e-10, 1e10
 """Bounds between which float32 squares neither vanish nor overflow unnoticed."""
@@ -27,7 +34,8 @@ _SMALLEST, _LARGEST = 1e-10, 1e10
 
 @dataclass
 class Clipped:
-    """The clipped sum of a chunk [L, d], and how many samples were clipped [L] (a diagnostic)."""
+    """The clipped sum of a chunk [L, d], in double where anything was clipped, and how many samples
+    were clipped [L] (a diagnostic)."""
 
     sum: Tensor
     clipped: Tensor
@@ -48,8 +56,8 @@ class Clipper(ABC):
     def clipped_sum(self, gradients: Gradients) -> Clipped:
         """Clip every sample, then sum.
 
-        Guarantee: one record's clipped gradient is at most `sensitivity`, float32 rounding of its
-        norm included. A gradient that is not finite counts as zero.
+        Guarantee: one record changes the sum by at most `sensitivity`, the rounding of its norm
+        and of the sum included. A gradient that is not finite counts as zero.
         """
 
     def clipped_rows(self, rows: Tensor) -> Clipped:
@@ -82,8 +90,8 @@ class NormClipper(Clipper):
         if self.norm == "linf":
             return self._clamped_sum(gradients)
         sizes = finite_norms(gradients, 1 if self.norm == "l1" else 2)
-        bound = self._tensor(sizes).double()
-        factors = normal((bound / torch.maximum(sizes, bound)).float() * gradients.real)
+        bound = self._lowered(sizes)
+        factors = bound / torch.maximum(sizes, bound) * gradients.real
         clipped = ((sizes > bound) & gradients.real).sum(1)
         return Clipped(gradients.weighted_sum(factors), clipped)
 
@@ -91,26 +99,25 @@ class NormClipper(Clipper):
         exact = rows.double()
         finite = torch.isfinite(exact).all(1, keepdim=True)
         exact = torch.where(finite, exact, 0.0)
-        bound = self._tensor(rows).double()
+        bound = self._lowered(exact)
         if self.norm == "linf":
-            over = (exact.abs() > bound).any(1)
-            return Clipped(torch.clamp(exact, -bound, bound).float(), over)
+            return Clipped(torch.clamp(exact, -bound, bound), (exact.abs() > bound).any(1))
         sizes = exact.norm(p=1 if self.norm == "l1" else 2, dim=1, keepdim=True)
         factors = bound / torch.maximum(sizes, bound)
-        return Clipped((exact * factors).float(), (sizes > bound).squeeze(1))
+        return Clipped(exact * factors, (sizes > bound).squeeze(1))
 
-    def _tensor(self, like: Tensor) -> Tensor:
-        """The bounds [L, 1], a little lowered."""
-        bounds = [bound * _ROUNDING for bound in self.bounds]
-        return torch.tensor(bounds, dtype=torch.float32, device=like.device).unsqueeze(1)
+    def _lowered(self, like: Tensor) -> Tensor:
+        """The bounds [L, 1], lowered by the margin for rounding, in double."""
+        bounds = [bound * (1 - ROUNDING) for bound in self.bounds]
+        return torch.tensor(bounds, dtype=torch.float64, device=like.device).unsqueeze(1)
 
     def _clamped_sum(self, gradients: Gradients) -> Clipped:
         finite_norms(gradients, 1)
         full = gradients.written_out()
-        bound = self._tensor(full).unsqueeze(2)
+        bound = self._lowered(full).to(full.dtype).unsqueeze(2)
         over = ((full.abs() > bound).any(2) & gradients.real).sum(1)
-        kept = gradients.real.unsqueeze(2)
-        return Clipped((torch.clamp(full, -bound, bound) * kept).sum(1), over)
+        kept = torch.clamp(full, -bound, bound) * gradients.real.unsqueeze(2)
+        return Clipped(kept.sum(1, dtype=torch.float64), over)
 
 
 class BallClipper(NormClipper):

@@ -14,6 +14,12 @@ from udpfl.errors import Unsupported
 
 SENSITIVITY = 0.5
 """A record adds 1/2 or -1/2: less than the 1 it would add to a plain count."""
+WEIGHT = SENSITIVITY * (1 - 2.0**-6)
+"""What a record really adds at most. The rest is left for others whose norm is rounded in another
+way when one record leaves the batch."""
+_EDGE = 0.05
+"""How far around the bound, as a part of it, records count in part: a count that jumped there could
+change for many records at once by rounding alone."""
 
 
 def counted_within(
@@ -26,16 +32,17 @@ def counted_within(
     stream: PrivateStream,
     limits: Limits,
 ) -> Tensor:
-    """The sum over a Poisson sample of 1/2 for a record within its lane's bound, -1/2 beyond [L].
+    """The sum over a Poisson sample of `WEIGHT` for a record within its lane's bound, less that for
+    one beyond [L]; in double. Within 5 % of the bound it goes from the one to the other in a line.
 
-    Guarantee: one record changes a lane's sum by 1/2, whatever its gradient; one that is not finite
-    counts as beyond.
+    Guarantee: one record changes a lane's sum by 1/2 at most, whatever its gradient; one that is
+    not finite counts as beyond.
     """
     clipper = lanes.clipper
     if not isinstance(clipper, NormClipper) or clipper.norm == "linf":
         raise Unsupported("an adaptive clip needs gradients that are clipped in l1 or l2")
     order = 1 if clipper.norm == "l1" else 2
-    sums = torch.zeros(len(lanes), device=parameters.device)
+    sums = torch.zeros(len(lanes), dtype=torch.float64, device=parameters.device)
     with full_precision(parameters.device):
         for lane in range(len(lanes)):
             key = Key(lanes.runs[lane], lanes.clients[lane], round_, 0, "counting")
@@ -48,6 +55,6 @@ def counted_within(
                         parameters[lane : lane + 1], inputs[index], targets[index], real
                     )
                     sizes = gradients.norms(order)
-                within = torch.isfinite(sizes) & (sizes <= clipper.bounds[lane])
-                sums[lane] += (within.float() - 0.5).sum()
+                inside = (1 - sizes / clipper.bounds[lane]) / _EDGE
+                sums[lane] += WEIGHT * inside.nan_to_num(-1.0).clamp(-1.0, 1.0).sum()
     return sums

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from udpfl.engine.layers import Named, Rule, Use, sizes
+from udpfl.engine.layers import Named, Rule, Use, sizes, weighted_sum
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Gradients(ABC):
 
     @abstractmethod
     def weighted_sum(self, factors: Tensor) -> Tensor:
-        """Sum over samples of factor * gradient [L, d]."""
+        """Sum over samples of factor * gradient [L, d], in the precision of the factors."""
 
     @abstractmethod
     def written_out(self) -> Tensor:
@@ -81,7 +81,7 @@ class WrittenOut(Gradients):
         return size if p == 1 else size.sqrt()
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
-        return torch.bmm(factors.unsqueeze(1), self._gradients).squeeze(1)
+        return weighted_sum(factors, self._gradients)
 
     def written_out(self) -> Tensor:
         return self._gradients
@@ -117,7 +117,6 @@ class BookKept(Gradients):
     def norms(self, p: int) -> Tensor:
         total = torch.zeros(self.real.shape, dtype=torch.float64, device=self.real.device)
         for tap in self._taps:
-            tap.use.measured = True
             own_sizes = tap.rule.norms(tap.use, p)
             for own, name in tap.parameters.items():
                 if name not in self._shared:
@@ -141,11 +140,10 @@ class BookKept(Gradients):
             sums = tap.rule.weighted(tap.use, factors)
             named |= {name: sums[own] for own, name in tap.parameters.items()}
         for name in self._shared:  # the very numbers that were measured
-            uses = self._summed_uses(name)
-            named[name] = torch.bmm(factors.unsqueeze(1), uses.flatten(2)).view(-1, *uses.shape[2:])
+            named[name] = weighted_sum(factors, self._summed_uses(name))
         for name, shape in zip(self._layout.names, self._layout.shapes, strict=True):
             if name not in named:  # a parameter that the forward pass did not use
-                named[name] = torch.zeros(len(factors), *shape, device=factors.device)
+                named[name] = factors.new_zeros(len(factors), *shape)
         return self._layout.flat(named)
 
     def written_out(self) -> Tensor:

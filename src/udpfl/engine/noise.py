@@ -12,8 +12,10 @@ from torch import Tensor
 from udpfl.engine.randomness import Key, PrivateStream, Words
 from udpfl.errors import InvalidInput
 from udpfl.mechanisms import Mechanism
+from udpfl.mechanisms.arrays import to_unit
+from udpfl.mechanisms.grid import SECOND_WORD, grid_of
 
-_COLUMNS = 1 << 19
+_COLUMNS = 1 << 16
 """Columns of noise that a CPU draws at once. A lane's noise depends on this and on its key, and not
 on how many lanes there are."""
 
@@ -31,7 +33,11 @@ class Noiser(ABC):
 
     @abstractmethod
     def add(self, sums: Tensor, stream: PrivateStream, keys: Sequence[Key]) -> Tensor:
-        """Noisy sums [L, d]. An empty batch gets the same noise as any other."""
+        """Noisy sums [L, d]. An empty batch gets the same noise as any other.
+
+        Guarantee: noise is added in double and the result rounded to the grid of its mechanism
+        (`mechanisms.grid`) before it becomes float32.
+        """
 
 
 class MechanismNoiser(Noiser):
@@ -51,7 +57,7 @@ class MechanismNoiser(Noiser):
             raise InvalidInput(
                 "mechanisms", f"{len(self.mechanisms)} for {len(sums)} lanes with {len(keys)} keys"
             )
-        noisy = torch.empty_like(sums)
+        noisy = torch.empty_like(sums, dtype=torch.float32)
         for mechanism, lanes in self._alike(sums):
             words = [stream.words(key, sums.device) for key in keys[lanes]]
             _add(mechanism, sums[lanes], noisy[lanes], words)
@@ -72,20 +78,45 @@ class MechanismNoiser(Noiser):
 def _add(mechanism: Mechanism, sums: Tensor, noisy: Tensor, words: Sequence[Words]) -> None:
     """Noise for some lanes, a block of columns at a time.
 
-    Drawn and added in double, rounded once. Noise that is made in float32 lies on a coarse lattice
-    of its own: whoever guesses the sum can see whether it fits.
+    Noise is drawn and added in double, in units of the grid, and rounded to a whole number of them.
+    The sum is split into such a number and the rest, so that the size of the sum does not decide
+    how noise is rounded.
     """
+    grid = grid_of(mechanism)
+    in_units = mechanism.scaled(1 / grid)  # a power of two: exact
     lanes, columns = sums.shape
     size = max(1, min(columns, _COLUMNS) if sums.device.type == "cpu" else columns)
-    buffer = torch.empty(lanes, size, dtype=torch.int64, device=sums.device)
-    exact = torch.empty(lanes, size, dtype=torch.float64, device=sums.device)
+    drawn = torch.empty(lanes, size, dtype=torch.int64, device=sums.device)
+    buffers = torch.empty(3, lanes, size, dtype=torch.float64, device=sums.device)
     for start in range(0, columns, size):
         part = slice(start, min(start + size, columns))
-        drawn, own = (t[:, : part.stop - start] for t in (buffer, exact))
-        for fill, row in zip(words, drawn, strict=True):
-            fill(row)
-        own.copy_(sums[:, part])
-        noisy[:, part] = mechanism.draw(drawn, torch.float64).add_(own)
+        bits, (signed, rest, whole) = (t[..., : part.stop - start] for t in (drawn, buffers))
+        _draw_uniform(words, bits, signed, spare=rest)
+        noise = in_units.draw(signed)
+        torch.mul(sums[:, part], 1 / grid, out=rest)
+        torch.round(rest, out=whole)
+        noisy[:, part] = noise.add_(rest.sub_(whole)).round_().add_(whole).mul_(grid)
+
+
+def _draw_uniform(words: Sequence[Words], bits: Tensor, signed: Tensor, spare: Tensor) -> None:
+    """Fill `signed` with uniform numbers in [-1, 1], never 0: their size is the tail of the noise.
+
+    A word has 63 bits for it. Small numbers get those of a second word as well, so that no gaps
+    show far out: with k of the first and a fraction f of the second, the size is (k + f) 2^-63.
+    """
+    for fill, row in zip(words, bits, strict=True):
+        fill(row)
+    to_unit(signed.copy_(bits))
+    sizes = torch.abs(signed, out=spare)
+    if bool(sizes.amin() >= SECOND_WORD):
+        return
+    for fill, first, own, size in zip(words, bits, signed, sizes, strict=True):
+        places = (size < SECOND_WORD).nonzero().squeeze(1)
+        second = torch.empty_like(places)
+        fill(second)
+        whole = first[places] ^ (first[places] >> 63)
+        fraction = (second.double() + 2.0**63 + 0.5) * 2.0**-64
+        own[places] = torch.copysign((whole + fraction) * 2.0**-63, own[places])
 
 
 class Noiseless(Noiser):

@@ -11,11 +11,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from udpfl.engine.clipping import Clipped, Clipper
+from udpfl.engine.clipping import LARGEST_BATCH, Clipped, Clipper
 from udpfl.engine.lanes import LaneModel
 from udpfl.engine.noise import Noiser
-from udpfl.engine.precision import full_precision
+from udpfl.engine.precision import DoubleSum, full_precision
 from udpfl.engine.randomness import Key, PrivateStream, poisson_indices
+from udpfl.errors import Unsupported
 
 T = TypeVar("T")
 LaneState = Mapping[str, Tensor]
@@ -173,7 +174,8 @@ class _Part:
         for step, batch in enumerate(batches):
             with self._random_layers(step, device):
                 total, over = self._clipped_sum(parameters, batch)
-            noisy = lanes.noiser.add(total, self.stream, _keys(lanes, self.round, step, "noise"))
+            keys = _keys(lanes, self.round, step, "noise")
+            noisy = lanes.noiser.add(total, self.stream, keys).to(parameters.dtype)
             active = torch.tensor([step < own for own in lanes.steps], device=device)
             rate = torch.where(active, lanes.learning_rates, 0.0)
             if correct is None:
@@ -184,7 +186,7 @@ class _Part:
             parameters = torch.addcmul(parameters, rate.unsqueeze(1), direction, value=-1)
             sampled += torch.tensor([float(len(rows)) for rows in batch], device=device)
             clipped += over
-            ratio = total.norm(dim=1) / noise_size
+            ratio = total.norm(dim=1).float() / noise_size
             ratios += torch.where(active & (noise_size > 0), ratio, 0.0)
         steps = torch.tensor([float(own) for own in lanes.steps], device=device)
         return parameters, clipped / sampled.clamp(min=1), ratios / steps.clamp(min=1)
@@ -195,23 +197,26 @@ class _Part:
         return self.stream.layers(_keys(self.lanes, self.round, step, "layers")[0], device)
 
     def _clipped_sum(self, parameters: Tensor, batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """The clipped sum [L, d] over batches of any size, and how many were clipped [L]."""
+        """The clipped sum [L, d] over batches of any size, and how many were clipped [L].
+
+        Passes have the same length whatever was drawn, except the last one: if all of them changed
+        with the batch, so might the rounding of every record.
+        """
         longest = max(len(rows) for rows in batch)
-        passes = max(1, -(-longest // self.most))
-        size = max(1, -(-longest // passes))  # of equal length, not a few left over at the end
-        parts = [
-            self._pass(parameters, [rows[start : start + size] for rows in batch])
-            for start in range(0, longest, size)
-        ]
-        if len(parts) == 1:
-            return parts[0].sum, parts[0].clipped
-        # Passes are added in double: many small roundings would add up.
-        total = torch.zeros_like(parameters, dtype=torch.float64)
+        if longest > LARGEST_BATCH:
+            raise Unsupported(
+                f"one step would add up {longest} records of a client, more than the "
+                f"{LARGEST_BATCH} for which its rounding is bounded: lower the sampling rate"
+            )
+        total = DoubleSum()
         over = torch.zeros(len(batch), device=parameters.device)
-        for part in parts:
-            total += part.sum
+        if longest == 0:
+            return torch.zeros_like(parameters, dtype=torch.float64), over
+        for start in range(0, longest, self.most):
+            part = self._pass(parameters, [rows[start : start + self.most] for rows in batch])
+            total.add(part.sum)
             over += part.clipped
-        return total.float(), over
+        return total.value, over
 
     def _pass(self, parameters: Tensor, rows: Sequence[Tensor]) -> Clipped:
         index, real = padded(rows, parameters.device)

@@ -30,13 +30,14 @@ from udpfl.engine import (
     Noiser,
     NormClipper,
     PrivateStream,
+    Trained,
     TrainRound,
     Unclipped,
     train_round,
 )
-from udpfl.engine.counting import counted_within
+from udpfl.engine.counting import WEIGHT, counted_within
 from udpfl.engine.randomness import Key, poisson_indices
-from udpfl.errors import BudgetExceeded
+from udpfl.errors import BudgetExceeded, Unsupported
 from udpfl.federation.participants import Participant, scaled
 from udpfl.harmonizer.charges import Charge
 from udpfl.harmonizer.ledger import Ledger
@@ -292,19 +293,49 @@ class _Training:
             event = person.event()
             if event is not None and home._claimed:
                 events.append(event)
-        trained = home._engine(
-            home._model, home._inputs, home._targets, start, lanes, self._round,
-            home._stream, home._limits, correct,
-        )  # fmt: skip
+        trained = self._trained(start, lanes, correct)
         parameters = trained.parameters
         over, ratio = trained.clipped_fraction, trained.signal_to_noise
         if self._whole is not None:
-            origin = torch.zeros_like(start) if self._people[0].parameters else start
+            origin = self._origin(start, lanes, correct)
             moved, over, ratio = self._released(parameters - origin, *self._whole)
             parameters = origin + moved
         self._calls += 1
         self._measured.append((float(over.float().mean()), float(ratio.mean())))
         return parameters
+
+    def _origin(self, start: Tensor, lanes: Lanes, correct: Correct | None) -> Tensor:
+        """What whole clients are measured from [L, d], so that one without records sends zeros.
+
+        Guarantee: a function of what was received and of what the clients released before. Where a
+        correction moves clients without records, they are trained without any, by the same code.
+        """
+        home, person = self._home, self._people[0]
+        if person.parameters:
+            return torch.zeros_like(start)
+        if correct is None or person.diameter or home._algorithm.trusts_server:
+            return start
+        empty = replace(lanes, records=tuple(rows[:0] for rows in lanes.records))
+        first, second = (self._trained(start, empty, correct).parameters for _ in range(2))
+        if not torch.equal(first, second):
+            raise Unsupported(
+                f"{home._algorithm.name} corrects gradients at random: what a client without "
+                "records would send is not known, and whole clients cannot be hidden by it"
+            )
+        says = home._algorithm.without_records
+        if says == "stays" and not self._pulls and not torch.equal(first, start):
+            raise Unsupported(
+                f"{home._algorithm.name} says that a client without records stays where it is "
+                "(`without_records`), and its correction moves it"
+            )
+        return first
+
+    def _trained(self, start: Tensor, lanes: Lanes, correct: Correct | None) -> Trained:
+        home = self._home
+        return home._engine(
+            home._model, home._inputs, home._targets, start, lanes, self._round,
+            home._stream, home._limits, correct,
+        )  # fmt: skip
 
     def within(self, model: Tensor) -> Tensor:
         """The share of each client's records whose gradient at this model is within its clip [L].
@@ -324,7 +355,7 @@ class _Training:
             event = person.count_event
             if event is not None and home._claimed:
                 events.append(event)
-        return noisy / lanes.denominators + 0.5
+        return noisy / (2 * WEIGHT) / lanes.denominators + 0.5
 
     def _released(
         self, updates: Tensor, clipper: Clipper, noiser: Noiser
@@ -335,8 +366,9 @@ class _Training:
             Key(home._key, client, self._round, self._calls, "update") for client in self.clients
         ]
         size = noiser.std(updates.device) * updates.shape[1] ** 0.5
-        ratio = torch.where(size > 0, clipped.sum.norm(dim=1) / size, 0.0)
-        return noiser.add(clipped.sum, home._stream, keys), clipped.clipped, ratio
+        ratio = torch.where(size > 0, clipped.sum.norm(dim=1).float() / size, 0.0)
+        noisy = noiser.add(clipped.sum, home._stream, keys).to(updates.dtype)
+        return noisy, clipped.clipped, ratio
 
     def _pulled(
         self, start: Tensor, correct: Correct | None, state: Mapping[str, Tensor]
@@ -346,10 +378,10 @@ class _Training:
         Guarantee: what pulls was released in an earlier round, how strongly was settled before the
         run, and both are added to the noisy gradient, so the pull costs nothing.
         """
-        strengths = [person.penalty for person in self._people]
-        if self._weakest is None or not any(strengths):
+        if not self._pulls:
             return correct, state
-        pulls = torch.tensor(strengths, device=start.device)
+        assert self._weakest is not None
+        pulls = torch.tensor([person.penalty for person in self._people], device=start.device)
 
         def pulled(gradient: Tensor, parameters: Tensor, lane: Mapping[str, Tensor]) -> Tensor:
             own = gradient if correct is None else correct(gradient, parameters, lane)
@@ -360,6 +392,11 @@ class _Training:
             WEAKEST: self._weakest.expand_as(start),
             _PULL: pulls.unsqueeze(1),
         }
+
+    @property
+    def _pulls(self) -> bool:
+        """Whether anyone is pulled towards the model of the largest budget."""
+        return self._weakest is not None and any(person.penalty for person in self._people)
 
     def diagnostics(self) -> tuple[float | None, float | None]:
         """Mean clip fraction and signal-to-noise ratio; None where nothing is clipped."""
@@ -386,7 +423,7 @@ def planned_protection(people: Sequence[Participant]) -> tuple[Clipper, Noiser]:
     norm = planned[0].sensitivity.norm
     bounds = [release.sensitivity.bound for release in planned]
     clipper = NormClipper(norm, bounds)
-    if any(person.parameters for person in people):  # the bound is the diameter of their ball
+    if any(person.diameter for person in people):
         clipper = BallClipper(norm, [bound / 2 for bound in bounds])
     for lane, release in enumerate(planned):
         dimension = release.sensitivity.dimension

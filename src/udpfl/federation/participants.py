@@ -68,6 +68,9 @@ class Participant:
     guarantee never does."""
     parameters: bool = False
     """Whether it releases its clipped parameters, and not how far they moved."""
+    diameter: bool = False
+    """Whether what it would send without records may lie anywhere within the clip, as what it sends
+    with them: then its sensitivity is the diameter of that ball, twice the clip."""
     delta: float | None = None
     """At which its releases are stated where it has no budget."""
 
@@ -136,6 +139,7 @@ class Participant:
             "participation": self.participation,
             "penalty": self.penalty,
             "parameters": self.parameters,
+            "diameter": self.diameter,
             "delta": self.delta,
             "count": None if self.count is None else event_to_dict(self.count),
             "factors": list(self.factors),
@@ -154,6 +158,7 @@ class Participant:
             "count": _release(data.get("count")),
             "factors": tuple(data.get("factors", ())),
             "asked": tuple(data.get("asked", ())),
+            "diameter": data.get("diameter", data.get("parameters", False)),
             "budget": budget,
         }
         return cls(**{**data, **own})
@@ -231,7 +236,7 @@ def participants(
     try:
         if noise := own_noise(config, algorithm, sizes):
             return _prescribed(config.privacy, noise, plain, dimension)
-        return _calibrated(config, config.privacy, plain, dimension)
+        return _calibrated(config, config.privacy, plain, dimension, algorithm)
     except InvalidInput as error:  # under the configuration key that the value came from
         if "." in error.parameter:
             raise
@@ -240,7 +245,11 @@ def participants(
 
 
 def _calibrated(
-    config: Config, privacy: PrivacyConfig, plain: Sequence[Participant], dimension: int
+    config: Config,
+    privacy: PrivacyConfig,
+    plain: Sequence[Participant],
+    dimension: int,
+    algorithm: Algorithm,
 ) -> list[Participant]:
     clients = len(plain)
     epsilons, deltas = per_client(privacy.epsilon, clients), per_client(privacy.delta, clients)
@@ -251,8 +260,18 @@ def _calibrated(
             "0 asks for pure DP, and gaussian noise has no pure-DP guarantee: set it above 0, such "
             "as 1e-5, or privacy.mechanism to laplace",
         )
-    clipper = NormClipper(privacy.norm, per_client(privacy.clip, clients))
     whole = privacy.unit == "client"
+    # A trusted server adds nothing for a client that is not there; its own sum moves by the clip.
+    diameter = whole and algorithm.without_records is None and not algorithm.trusts_server
+    if diameter:
+        log.warning(
+            "%s does not say what a client without records sends (`without_records`): twice the "
+            "clip is charged",
+            config.training.algorithm,
+        )
+    clipper = (BallClipper if diameter else NormClipper)(
+        privacy.norm, per_client(privacy.clip, clients)
+    )
     factors = noise_factors(privacy.pace, privacy.pace_ratio, config.training.rounds)
     if privacy.clip_quantile is not None:
         log.info("planning the noise of the counts for privacy.clip_quantile")
@@ -307,6 +326,7 @@ def _calibrated(
             else None,
             count=counts[own.name],
             factors=factors,
+            diameter=diameter,
             budget=Budget(epsilons[i], deltas[i]),
             penalty=config.training.penalty * plans[own.name].penalty if own.name in plans else 0.0,
             shuffled=settings[own.name].shuffled if own.name in plans else 0,
@@ -327,6 +347,7 @@ def _prescribed(
             own,
             release=Release(noise.up, clipper.sensitivity(i, dimension), privacy.unit),
             parameters=True,
+            diameter=True,
             delta=deltas[i],
         )
         for i, own in enumerate(plain)

@@ -62,10 +62,3 @@ def to_unit(signed: Any) -> Any:
     signed += 0.5  # the words w and -1 - w become exact opposites, and zero cannot occur
     signed *= 2.0**-63
     return signed
-
-
-def tail_and_sign(words: Any, dtype: Any) -> tuple[Any, Any]:
-    """Split signed 64-bit random words into a tail probability in (0, 1] and a sign."""
-    signed = to_unit(floats(words, dtype))
-    xp = namespace(words)
-    return xp.abs(signed), xp.copysign(xp.ones_like(signed), signed)

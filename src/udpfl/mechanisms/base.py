@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from udpfl.errors import InvalidInput
-from udpfl.mechanisms.arrays import Floats, namespace, tail_and_sign
+from udpfl.mechanisms.arrays import Floats, floats, namespace, to_unit
 
 
 def positive(name: str, value: float) -> None:
@@ -85,6 +85,12 @@ class Mechanism(ABC):
         return False
 
     @property
+    def rounding(self) -> float:
+        """How far `draw` is off in double, in units of 2^-53 (|noise| + deviation), times how much
+        the density may change across such a distance. It only enters what is said of rounding."""
+        return 64.0
+
+    @property
     def steepest(self) -> float:
         """A bound on |d log density / dx|; inf where there is none."""
         return math.inf
@@ -143,21 +149,26 @@ class Mechanism(ABC):
         size = self.magnitude(xp.where(tail < tiny, xp.full_like(tail, tiny), tail))
         return xp.where(lower, -size, size)
 
+    def from_signed(self, signed: Any) -> Any:
+        """Noise of the sign of each number in [-1, 1], never 0, and with its size as the tail."""
+        size = self.magnitude(abs(signed))
+        return namespace(signed).copysign(size, signed)
+
     def from_bits(self, words: Any, dtype: Any = None) -> Any:
         """Noise from random signed 64-bit words: the sign takes one bit, the tail 63.
 
         The result is float32 unless `dtype` says otherwise, and even then its tails reach
         probabilities of 1e-19.
         """
-        tail, sign = tail_and_sign(words, dtype or namespace(words).float32)
-        return sign * self.magnitude(tail)
+        return self.from_signed(to_unit(floats(words, dtype or namespace(words).float32)))
 
-    def draw(self, words: Any, dtype: Any = None) -> Any:
-        """Independent noise, as many values as words, in the fastest way this mechanism knows.
+    def draw(self, signed: Any) -> Any:
+        """Independent noise from uniform numbers in [-1, 1], never 0, as many as there are.
 
-        Which word of a row makes which value is its own business; `from_bits` goes one by one.
+        In the fastest way this mechanism knows, and it may use the array for the result. Which
+        number of a row makes which value is its own business; `from_signed` goes one by one.
         """
-        return self.from_bits(words, dtype)
+        return self.from_signed(signed)
 
     def sample(self, shape: int | tuple[int, ...], rng: np.random.Generator) -> Floats:
         """Independent noise for every coordinate, in float64."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from udpfl.mechanisms.arrays import Floats, floats, namespace, normal_quantile, to_unit
+from udpfl.mechanisms.arrays import Floats, namespace, normal_quantile
 from udpfl.mechanisms.base import Mechanism, positive
 
 
@@ -37,6 +37,11 @@ class Gaussian(Mechanism):
     @property
     def unimodal(self) -> bool:
         return True
+
+    @property
+    def rounding(self) -> float:
+        """With the radius of the pair in the place of |noise|."""
+        return 4.0
 
     def log_density(self, x: ArrayLike) -> Floats:
         z = np.asarray(x, dtype=np.float64) / self.std
@@ -68,28 +73,24 @@ class Gaussian(Mechanism):
     def magnitude(self, tail: Any) -> Any:
         return -self.std * normal_quantile(tail / 2)
 
-    def draw(self, words: Any, dtype: Any = None) -> Any:
-        """Box and Muller 1958: two words make a radius and an angle, and those two values.
+    def draw(self, signed: Any) -> Any:
+        """Box and Muller 1958: two numbers make a radius and an angle, and those two values.
 
-        Pairs are made along the last axis: rows have no word in common. The radius has 63 random
-        bits, so a value beyond 9 standard deviations can occur.
+        Pairs are made along the last axis: rows have no number in common.
         """
-        xp = namespace(words)
-        dtype = dtype or xp.float32
-        noise, half = floats(words, dtype), words.shape[-1] // 2
-        radius, angle = noise[..., :half], noise[..., half : 2 * half]
-        to_unit(radius)
+        xp, half = namespace(signed), signed.shape[-1] // 2
+        radius, angle = signed[..., :half], signed[..., half : 2 * half]
+        if signed.shape[-1] % 2:
+            signed[..., -1:] = self.from_signed(signed[..., -1:])
         xp.log(xp.abs(radius, out=radius), out=radius)
         radius *= -2 * self.std * self.std
         xp.sqrt(radius, out=radius)
-        angle *= math.pi * 2.0**-63
+        angle *= math.pi
         cosine = xp.cos(angle)
         xp.sin(angle, out=angle)
         angle *= radius
         radius *= cosine
-        if words.shape[-1] % 2:
-            noise[..., -1:] = self.from_bits(words[..., -1:], dtype)
-        return noise
+        return signed
 
     def from_normal(self, z: Any) -> Any:
         """Noise from standard normal draws, the fastest way on every device."""

@@ -46,6 +46,10 @@ class Laplace(Mechanism):
     def unimodal(self) -> bool:
         return True
 
+    @property
+    def rounding(self) -> float:
+        return 4.0
+
     def log_density(self, x: ArrayLike) -> Floats:
         return -np.abs(np.asarray(x, dtype=np.float64)) / self.scale - math.log(2 * self.scale)
 

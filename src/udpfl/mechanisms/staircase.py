@@ -103,6 +103,11 @@ class Staircase(Mechanism):
     def unimodal(self) -> bool:
         return True
 
+    @property
+    def rounding(self) -> float:
+        """The lower step of a period is stretched by up to e^decay, and the density jumps by as much."""
+        return 8 * math.exp(self.decay)
+
     def log_density(self, x: ArrayLike) -> Floats:
         y = np.abs(np.asarray(x, dtype=np.float64)) / self.period
         return np.asarray(math.log(self._height / self.period) - self.decay * self._steps(y))

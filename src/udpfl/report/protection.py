@@ -50,8 +50,9 @@ def clip_of(person: Row, metrics: Sequence[Row]) -> str:
     if person["release"] is None:
         return "none"
     bound = person["release"]["sensitivity"]
-    # Parameters within the clip can move by twice as much: from one end to the other.
-    size = bound["bound"] / 2 if person.get("parameters") else bound["bound"]
+    # Where the diameter is charged, what was clipped can move by twice the clip, end to end.
+    doubled = person.get("diameter", person.get("parameters"))
+    size = bound["bound"] / 2 if doubled else bound["bound"]
     said = f"{bound['norm']} {size:g}"
     if not person.get("count"):
         return said

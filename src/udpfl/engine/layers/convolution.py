@@ -14,7 +14,16 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from udpfl.engine.layers.rule import Named, Rule, Use, gram_norm, sizes, weighted_sum, writing_pays
+from udpfl.engine.layers.rule import (
+    Named,
+    Rule,
+    Use,
+    gram_norm,
+    sizes,
+    summed_products,
+    weighted_sum,
+    writing_pays,
+)
 
 _WORTH_KEEPING = 1 << 16
 """Numbers in the patches of one sample, up to which one product beats torch's convolution."""
@@ -246,21 +255,15 @@ class Convolution(Rule):
         return named
 
     def _product(self, use: Use, factors: Tensor) -> Tensor:
-        """Sum over samples and positions [L, O, kh * kw * C / groups], nothing written out.
-
-        In double where a norm was taken: positions may cancel, and then it would show how the rest
-        of the batch is rounded.
-        """
+        """Sum over samples and positions [L, O, kh * kw * C / groups], nothing written out."""
         patches = self._patches(self._image(use.x)) if use.kept is None else use.kept
-        rows, scale = self._gradient_rows(use), factors.reshape(-1, 1, 1, 1)
-        if use.measured:
-            rows, patches, scale = rows.double(), patches.double(), scale.double()
-        # [N, groups, P, .] as [L, groups, B * P, .]
+        # [N, groups, P, .] as [L * groups, B, P, .]
         rows, patches = (
-            t.unflatten(0, (use.lanes, -1)).transpose(1, 2).flatten(2, 3)
-            for t in (rows * scale, patches)
+            t.unflatten(0, (use.lanes, -1)).transpose(1, 2).flatten(0, 1)
+            for t in (self._gradient_rows(use), patches)
         )
-        return (rows.transpose(2, 3) @ patches).flatten(1, 2).to(factors.dtype)
+        total = summed_products(factors.repeat_interleave(self._groups, 0), patches, rows)
+        return total.view(use.lanes, -1, total.shape[-1])
 
 
 def _side_by_side(x: Tensor, lanes: int) -> Tensor:

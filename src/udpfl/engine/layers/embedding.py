@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from udpfl.engine.layers.rule import Named, Rule, Use, powers
+from udpfl.engine.layers.rule import Named, Rule, Use, sizes
 from udpfl.errors import Unsupported
 
 
@@ -52,7 +52,8 @@ class Embedding(Rule):
         return {"weight": full.view(use.lanes, -1, *self.module.weight.shape)}
 
     def norms(self, use: Use, p: int) -> Named:
-        return {"weight": powers(self._merged(use)[1], p).sum((1, 2)).view(use.lanes, -1)}
+        merged = self._merged(use)[1]
+        return {"weight": sizes(merged.unflatten(0, (use.lanes, -1)), p)}
 
     def weighted(self, use: Use, factors: Tensor) -> Named:
         if use.written:

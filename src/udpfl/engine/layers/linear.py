@@ -11,9 +11,9 @@ from udpfl.engine.layers.rule import (
     Rule,
     Use,
     gram_norm,
-    normal,
     powers,
     sizes,
+    summed_products,
     weighted_sum,
     writing_pays,
 )
@@ -71,20 +71,14 @@ class Linear(Rule):
         else:
             return super().norms(use, p)
         if self.module.bias is not None:
-            out["bias"] = powers(b.sum(2), p).sum(2)
+            out["bias"] = sizes(b.sum(2), p)
         return out
 
     def weighted(self, use: Use, factors: Tensor) -> Named:
         if use.written:
             return super().weighted(use, factors)
         a, b = self._split(use)
-        scaled = normal(b * factors.view(*factors.shape, 1, 1))
-        if (
-            use.measured and a.shape[2] > 1
-        ):  # positions may cancel, and then the rounding of the others shows
-            a, scaled = a.double(), scaled.double()
-        total = torch.bmm(scaled.flatten(1, 2).transpose(1, 2), a.flatten(1, 2))
-        out = {"weight": total.to(b.dtype)}
+        out = {"weight": summed_products(factors, a, b)}
         if self.module.bias is not None:
             out["bias"] = weighted_sum(factors, b.sum(2))  # the very numbers that were measured
         return out
@@ -95,9 +89,8 @@ def _full_size(x: Tensor, p: int) -> Tensor:
 
     Two such sizes are multiplied: one may vanish in float32 where the other one is huge.
     """
-    if x.device.type == "cpu":  # where double precision costs more than a look at the result
-        size = sizes(x, p)
-        least, most = size.aminmax()
-        if least > 1e-20 and most < 1e30:
-            return size
-    return powers(x.double(), p).flatten(2).sum(2)
+    size = sizes(x, p)
+    odd = (size < 1e-20) | (size > 1e30)
+    if bool(odd.any()):  # each by itself: no sample decides how another one is measured
+        size[odd] = powers(x[odd].double(), p).flatten(1).sum(1)
+    return size

@@ -6,7 +6,7 @@ layer's input is computed. The gradients of its parameters come later, once the 
 are known:
 
     norms     sum over a parameter of |gradient|^p, per sample
-    weighted  sum over samples of factor * gradient, one matrix product
+    weighted  sum over samples of factor * gradient, in the precision of the factors
     each      every sample's gradient, written out (shared parameters, coordinate clipping)
 
 Before training `each` is checked against automatic differentiation on public records (`lanes.py`);
@@ -15,6 +15,7 @@ that `norms` and `weighted` agree with it is what the tests are for.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,9 +26,15 @@ from torch import Tensor, nn
 Named = dict[str, Tensor]
 """Tensors by the name of the layer's parameter: "weight", "bias"."""
 
-_ROW = 2048
-_SHORT = 256
-"""Numbers per sample so few that double precision costs less than another call."""
+_ROW = 256
+"""Numbers that a norm adds up in float32; the sums of such rows are added in double."""
+_CONVERTED, _CONVERTED_ON_CPU = 1 << 25, 1 << 20
+"""Numbers that are turned into double at once."""
+POSITIONS = 1 << 9
+"""Positions whose products are added up in one go where they may cancel."""
+CANCELLED = 2.0**7
+"""How many times the norm of a gradient is taken to be exceeded by the sizes of its terms, at most.
+A gradient whose terms cancel further counts as larger than it is."""
 
 
 @dataclass
@@ -40,8 +47,6 @@ class Use:
     gradient: Tensor | None = None
     kept: Tensor | None = None
     """What the forward pass made of `x` and the norms will want again."""
-    measured: bool = False
-    """Whether norms were taken, so that a bound depends on what is summed."""
     written: Named = field(default_factory=dict)
     """Gradients that were written out for their norms, for the sum."""
 
@@ -104,52 +109,74 @@ def powers(x: Tensor, p: int) -> Tensor:
 def sizes(full: Tensor, p: int) -> Tensor:
     """Sum of |x|^p over all but the two leading axes, in double.
 
-    Finite where every x is, however large: whether a sample is clipped or counts as broken must
-    depend on that sample alone, so no other size of the batch decides on a branch here.
-
-    `vector_norm` adds in a row, and a long vector comes out too small: it gets short ones, whose
-    squares are added in double, and contiguous ones, where it has several sums going at once. `sum`
-    adds in a tree.
+    Guarantee: within 260 units of float32 rounding of the true sum where nothing vanishes in
+    float32, and finite where every x is. A sample's size depends on that sample alone: nothing else
+    in the batch decides how it is computed.
     """
     rows = full.flatten(2).contiguous()
-    if rows.shape[2] <= _SHORT:
-        return powers(rows.double(), p).sum(2)
-    if p == 1 or rows.shape[2] % (whole := -(-rows.shape[2] // _ROW)):
-        size = powers(rows, p).sum(2).double()
+    long = rows.shape[2] // _ROW
+    rest = powers(rows[..., long * _ROW :].double(), p).sum(2)
+    if not long:
+        return rest
+    short = rows[..., : long * _ROW].unflatten(2, (long, _ROW))
+    if p == 1:
+        size = short.abs().sum(3).double().sum(2)
     else:
-        short = rows.unflatten(2, (whole, -1))
         size = torch.linalg.vector_norm(short, dim=3).double().square().sum(2)
     overflown = ~torch.isfinite(size)
     if bool(overflown.any()):
-        size[overflown] = powers(rows[overflown].double(), p).sum(1)
-    return size
+        size[overflown] = powers(short[overflown].double(), p).sum((1, 2))
+    return size + rest
 
 
 def weighted_sum(factors: Tensor, full: Tensor) -> Tensor:
-    """Sum over samples of factors [L, B] * full [L, B, *shape]."""
-    return torch.bmm(factors.unsqueeze(1), full.flatten(2)).view(-1, *full.shape[2:])
+    """Sum over samples of factors [L, B] * full [L, B, *shape], in the precision of the factors."""
+    rows, weights = full.flatten(2), factors.unsqueeze(1)
+    lanes, samples, width = rows.shape
+    if factors.dtype == full.dtype:
+        return torch.bmm(weights, rows).view(lanes, *full.shape[2:])
+    most = _CONVERTED_ON_CPU if full.device.type == "cpu" else _CONVERTED
+    step = max(1, most // max(1, lanes * width))
+    total = weights.new_zeros(lanes, 1, width)
+    for start in range(0, samples, step):
+        part = slice(start, start + step)
+        total.baddbmm_(weights[:, :, part], rows[:, part].to(factors.dtype))
+    return total.view(lanes, *full.shape[2:])
+
+
+def summed_products(factors: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Sum over samples and positions of factor * b a' [L, out, in], in the factors' precision.
+
+    factors [L, B], a [L, B, T, in], b [L, B, T, out]. In double, terms that may cancel are added up
+    in short runs, because the rounding of a run grows with its length.
+    """
+    scaled = b * factors[..., None, None]
+    samples, positions = a.shape[1], a.shape[2]
+    whole = positions == 1 or factors.dtype == torch.float32
+    step = samples if whole else max(1, POSITIONS // max(1, positions))
+    total = scaled.new_zeros(len(a), b.shape[-1], a.shape[-1])
+    for start in range(0, samples, max(1, step)):
+        part = slice(start, start + step)
+        rows = scaled[:, part].flatten(1, 2).transpose(1, 2)
+        total.baddbmm_(rows, a[:, part].flatten(1, 2).to(factors.dtype))
+    return total
 
 
 def gram_norm(a: Tensor, b: Tensor) -> Tensor:
-    """Squared norm [...] of sum_t a_t b_t' from a [..., T, in] and b [..., T, out].
+    """Squared norm [...] of sum_t b_t a_t' from a [..., T, in] and b [..., T, out].
 
-    Positions may cancel, so the Gram matrices are in double precision, and the size includes what
-    float32 leaves behind where they do: the sum itself is a float32 product, and its rounding is
-    bounded by the sizes of its terms, not by the size of the result.
+    By Gram matrices in double. They lose what cancels: with r = 2^-53 and `terms` the sum of the
+    |a_t| |b_t|, their sum is off by at most (in + out + T^2 + 8) r terms^2, and the root of that is
+    added to the norm.
+
+    Guarantee: not below the true norm, and not below terms / `CANCELLED`.
     """
     a64, b64 = a.double(), b.double()
     gram = ((a64 @ a64.transpose(-1, -2)) * (b64 @ b64.transpose(-1, -2))).sum((-1, -2))
     terms = (a64.square().sum(-1) * b64.square().sum(-1)).sqrt().sum(-1)
-    rounding = (a.shape[-2] + 2) * torch.finfo(torch.float32).eps * terms
-    return (gram.clamp(min=0).sqrt() + rounding).square()
-
-
-def normal(x: Tensor) -> Tensor:
-    """The same numbers, zero in place of those too small for full precision.
-
-    Rounding among them may double a number, and what it is multiplied with may be huge.
-    """
-    return x.masked_fill(x.abs() < torch.finfo(x.dtype).tiny, 0.0)
+    lost = math.sqrt((a.shape[-1] + b.shape[-1] + a.shape[-2] ** 2 + 8) * 2.0**-53)
+    norm = gram.clamp(min=0).sqrt() + lost * terms
+    return torch.maximum(norm, terms / CANCELLED).square()
 
 
 def writing_pays(positions: int, inputs: int, outputs: int) -> bool:
