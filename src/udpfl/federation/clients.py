@@ -30,7 +30,6 @@ from udpfl.engine import (
     Noiser,
     NormClipper,
     PrivateStream,
-    TrainRound,
     Unclipped,
     train_round,
 )
@@ -107,7 +106,6 @@ class Clients:
         protection: Protection | None = None,
         all_or_none: bool = False,
         note: str = "",
-        engine: TrainRound | None = None,
     ) -> None:
         self._run, self._key = run, key
         self._model, self._inputs, self._targets = model, inputs, targets
@@ -116,7 +114,6 @@ class Clients:
         self._protection = protection or planned_protection
         self._all_or_none = all_or_none
         self._note = note  # beside every charge in the ledger
-        self._engine = engine or train_round
         # Nothing is known about noise that somebody brought along: such answers claim nothing.
         self._claimed = protection is None
 
@@ -292,7 +289,7 @@ class _Training:
             event = person.event()
             if event is not None and home._claimed:
                 events.append(event)
-        trained = home._engine(
+        trained = train_round(
             home._model, home._inputs, home._targets, start, lanes, self._round,
             home._stream, home._limits, correct,
         )  # fmt: skip
