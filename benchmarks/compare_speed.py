@@ -1,12 +1,12 @@
-"""What a comparison gains from processes (`--jobs`) and from lanes (`--lanes`).
+"""What a comparison gains from processes (`--jobs`).
 
-    python benchmarks/compare_speed.py [--device auto] [--ways 1x1 1x4 4x1 4x3] [--models cnn-small]
+    python benchmarks/compare_speed.py [--device auto] [--jobs 1 4] [--models logistic cnn-small]
                                        [--rounds 80] [--turns 2] [--save results/compare-gpu.json]
 
 One grid (two mechanisms, two budgets, three seeds: 12 runs of the embedded data) is compared by
-`udpfl compare` from beginning to end in every way, a way being `jobs x lanes`, each in a process of
-its own with a folder of its own: start-up, planning, ledgers, checkpoints and reports are part of
-it. The ways take turns; ratios are those of the quickest turn of each way to that of the first way.
+`udpfl compare` from beginning to end with every number of jobs, each time in a process of its own
+with a folder of its own: start-up, planning, ledgers, checkpoints and reports are part of it. The
+numbers take turns; a ratio is the quickest turn of the first number over that of each.
 """
 
 from __future__ import annotations
@@ -29,41 +29,33 @@ SEEDS = 3
 
 
 def measure(
-    model: str, ways: Sequence[str], rounds: int, turns: int, device: str
+    model: str, numbers: Sequence[int], rounds: int, turns: int, device: str
 ) -> list[dict[str, Any]]:
-    """Seconds of every way, and how much quicker it is than the first."""
-    took: dict[str, list[float]] = {way: [] for way in ways}
+    """Seconds with every number of jobs, and how much quicker that is than with the first."""
+    took: dict[int, list[float]] = {jobs: [] for jobs in numbers}
     for _ in range(turns):
-        for way in ways:
-            took[way].append(seconds(model, way, rounds, device))
-    first = min(took[ways[0]])
+        for jobs in numbers:
+            took[jobs].append(seconds(model, jobs, rounds, device))
+    first = min(took[numbers[0]])
     return [
         {
             "model": model,
             "jobs": jobs,
-            "lanes": lanes,
-            "seconds": [round(turn, 2) for turn in took[way]],
-            "ratio": round(first / min(took[way]), 2),
+            "seconds": [round(turn, 2) for turn in took[jobs]],
+            "ratio": round(first / min(took[jobs]), 2),
         }
-        for way in ways
-        for jobs, lanes in [_numbers(way)]
+        for jobs in numbers
     ]
 
 
-def _numbers(way: str) -> tuple[int, int]:
-    jobs, lanes = map(int, way.split("x"))
-    return jobs, lanes
-
-
-def seconds(model: str, way: str, rounds: int, device: str) -> float:
+def seconds(model: str, jobs: int, rounds: int, device: str) -> float:
     """One comparison from beginning to end."""
-    jobs, lanes = _numbers(way)
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "udpfl", "compare", "--seeds", str(SEEDS), "--json"]
         command += [part for varied in VARY for part in ("--vary", varied)]
         settings = (f"model.name={model}", f"training.rounds={rounds}", f"device={device}")
         command += [part for setting in settings for part in ("--set", setting)]
-        command += ["--jobs", str(jobs), "--lanes", str(lanes), "--out", str(Path(folder) / "grid")]
+        command += ["--jobs", str(jobs), "--out", str(Path(folder) / "grid")]
         began = time.perf_counter()
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         took = time.perf_counter() - began
@@ -76,7 +68,7 @@ def seconds(model: str, way: str, rounds: int, device: str) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--ways", nargs="+", default=["1x1", "1x4", "1x12", "4x1", "4x3"])
+    parser.add_argument("--jobs", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--models", nargs="+", default=["logistic", "cnn-small"])
     parser.add_argument("--rounds", type=int, default=80)
     parser.add_argument("--turns", type=int, default=2)
@@ -84,7 +76,7 @@ def main() -> None:
     options = parser.parse_args()
     rows = []
     for model in options.models:
-        for row in measure(model, options.ways, options.rounds, options.turns, options.device):
+        for row in measure(model, options.jobs, options.rounds, options.turns, options.device):
             print(json.dumps(row), flush=True)
             rows.append(row)
     cuda = torch.cuda.is_available() and options.device != "cpu"

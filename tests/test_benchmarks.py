@@ -214,9 +214,8 @@ def test_the_page_about_methods_quotes_the_result_file() -> None:
         assert tables.filled(page, "methods", methods.table(methods.known(found))) == page
 
 
-def test_a_comparison_is_timed_in_every_way() -> None:
-    ways = ["1x1", "1x12"]
-    rows = compare_speed.measure("logistic", ways, rounds=1, turns=1, device="cpu")
-    assert [(row["jobs"], row["lanes"]) for row in rows] == [(1, 1), (1, 12)]
+def test_a_comparison_is_timed_with_every_number_of_jobs() -> None:
+    rows = compare_speed.measure("logistic", [1, 2], rounds=1, turns=1, device="cpu")
+    assert [row["jobs"] for row in rows] == [1, 2]
     assert rows[0]["ratio"] == 1
     assert all(row["seconds"][0] > 0 for row in rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import signal
@@ -20,6 +21,7 @@ import torch
 
 import udpfl
 from udpfl.accounting.statement import PrivacyStatement
+from udpfl.algorithms import FedAvg
 from udpfl.cli import main
 from udpfl.comparison import jobs
 from udpfl.comparison.figure import _lines
@@ -59,6 +61,27 @@ def records(**_):
     labels = np.arange(120) % 3
     inputs = rng.normal(size=(120, 4)) + 1.5 * np.eye(4)[labels]
     return inputs.astype(np.float32), labels
+
+
+class Troubled(FedAvg):
+    """A method whose server gets into some kind of trouble in every round."""
+
+    def __init__(self, server, *, trouble="none"):
+        super().__init__(server)
+        self.trouble = trouble
+
+    def aggregate(self, server, messages):
+        if self.trouble == "dies":
+            os._exit(7)
+        if self.trouble == "notes":
+            logging.getLogger("udpfl.tests").warning("something is odd")
+        if self.trouble == "deaf":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if self.trouble == "waits":
+            Path(f"waits-{os.getpid()}").touch()
+            while not Path("go").exists():
+                time.sleep(0.01)
+        return super().aggregate(server, messages)
 
 
 def command(capsys, *arguments: object) -> tuple[int, str, str]:
@@ -425,6 +448,7 @@ def test_a_bug_in_one_cell_does_not_stop_the_others(monkeypatch):
         (["--vary", "epsilon=2", "--plot", "x.txt"], ["--plot", "x.txt"]),
         (["--vary", "epsilon=2", "--out", "base.toml"], ["out: ", "base.toml"]),
         (["--vary", "epsilon=2", "--jobs", "0"], ["--jobs", "got 0"]),
+        (["--vary", "epsilon=2", "--lanes", "2"], ["No such option: --lanes"]),
         (["--set", "training.round=2"], ["did you mean training.rounds?"]),
         (["--vary", "mechanism=laplace,gausian"], ["privacy.mechanism", "did you mean gaussian?"]),
         (["--vary", "mechanism=laplace,['auto', 'gausian']"], ["did you mean gaussian?"]),
@@ -617,6 +641,76 @@ def test_an_interrupt_with_two_jobs_stops_cleanly_and_says_how_to_go_on(capsys):
     goes_on(capsys, under_way, *vary)
 
 
+TROUBLED = "training.algorithm=tests.test_compare:Troubled"
+
+
+@pytest.mark.slow
+def test_a_request_to_stop_that_no_round_hears_of_leaves_nobody_waiting(capsys):
+    """The runs under way come to their ends, and the workers get nothing else to do."""
+    deaf = ["--set", TROUBLED, "--set", "training.options.trouble=deaf", "--vary", "epsilon=2,4,8"]
+    process = start(*LONG, *deaf, "--jobs", "2")
+    first, second, third = (Path("grid") / f"epsilon={e},seed=0" for e in (2, 4, 8))
+    until(lambda: all(rounds(run) >= 2 for run in (first, second)), process)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(PATIENCE) == 130
+    said = Path("err.txt").read_text()
+    assert "interrupted: 2 of 3 runs are done in grid" in said
+    assert "Traceback" not in said
+    assert charges(first) == charges(second) == EVERY
+    assert not third.exists()
+
+
+def ended(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["interrupted again", "killed"])
+def test_without_their_parent_workers_end_and_the_same_command_goes_on(how, capsys):
+    waits = ["--set", TROUBLED, "--set", "training.options.trouble=waits", "--vary", "epsilon=2,4"]
+    process = start(*LONG, *waits, "--jobs", "2")
+    until(lambda: len(list(Path().glob("waits-*"))) == 2, process)
+    workers = [int(path.name.partition("-")[2]) for path in Path().glob("waits-*")]
+    if how == "killed":
+        process.kill()
+        process.wait()
+        Path("go").touch()  # to their next message
+    else:
+        process.send_signal(signal.SIGINT)
+        until(lambda: "once more to stop at once" in Path("err.txt").read_text(), process)
+        assert not any(map(ended, workers))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 130  # without go
+        said = Path("err.txt").read_text()
+        assert "interrupted: 0 of 2 runs are done in grid; the same command goes on" in said
+        assert "Traceback" not in said
+    give_up = time.monotonic() + PATIENCE
+    while not all(map(ended, workers)):
+        assert time.monotonic() < give_up, "a worker goes on"
+        time.sleep(0.01)
+    Path("go").touch()
+    code, out, _ = command(capsys, "compare", *LONG, *waits, "--json")
+    assert code == 0
+    assert json.loads(out)["resumed"] == 2
+    for epsilon in (2, 4):
+        assert charges(Path("grid") / f"epsilon={epsilon},seed=0") == EVERY
+
+
+@pytest.mark.slow
+def test_workers_that_die_and_workers_that_have_notes(caplog):
+    base = {**BASE, "training": {**BASE["training"], "algorithm": "tests.test_compare:Troubled"}}
+    vary = {"training.options.trouble": ["dies", "notes"]}
+    result = udpfl.compare(base, vary=vary, seeds=2, out="grid", jobs=2)
+    assert result[0].failed == dict.fromkeys((0, 1), "its process ended with exit code 7")
+    assert result[1].failed == {}
+    notes = [record for record in caplog.records if record.message == "something is odd"]
+    assert [record.levelname for record in notes] == ["WARNING"] * 4  # two rounds of two runs
+
+
 def test_an_interrupt_of_a_single_job(monkeypatch, capsys):
     train, calls = jobs.train, []
 
@@ -659,8 +753,23 @@ def test_two_jobs_give_the_same_cells_as_one_and_as_single_runs():
     assert set(totals) == {8}
     assert list(done) == sorted(done)
     assert (done[0], done[-1]) == (0, 8)
-    with pytest.raises(InvalidInput, match=r"^jobs"):
-        udpfl.compare(seeded, vary=vary, out="three", jobs=0)
+
+
+@pytest.mark.parametrize("jobs", [0, True, "many", 1.5])
+def test_a_wrong_number_of_jobs_is_refused(jobs):
+    with pytest.raises(InvalidInput, match=r"^jobs: must be a whole number >= 1"):
+        udpfl.compare(BASE, seeds=1, out="grid", jobs=jobs)
+    assert not Path("grid").exists()
+
+
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_fault_of_whoever_is_told_of_progress_is_not_lost(jobs):
+    def tell(done, total, now):
+        if done:
+            raise RuntimeError("not today")
+
+    with pytest.raises(RuntimeError, match="not today"):
+        udpfl.compare(BASE, seeds=2, out="grid", jobs=jobs, tell=tell)
 
 
 def run_epsilon(row) -> float:

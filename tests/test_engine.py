@@ -418,6 +418,28 @@ def test_a_sample_that_is_not_finite_counts_as_zero_and_harms_no_other():
         assert torch.allclose(got, expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, 3e38])
+@pytest.mark.parametrize("clipper", [Unclipped, lambda: NormClipper("l2", [1.0] * 3)])
+def test_what_fills_up_a_short_batch_changes_nothing(clipper, value):
+    """It is some record of the data, whose gradient may not be finite."""
+    x, y, _ = problem()
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    net[1].weight.data.fill_(0.1)  # so that the largest of these overflows
+    model = LaneModel(net, cross_entropy)
+    records = [torch.arange(20), torch.arange(20, 25), torch.arange(0)]
+
+    def trained(x):
+        lanes = lanes_of(records, clipper=clipper(), noiser=Noiseless(), rate=1.0, steps=(2,) * 3)
+        start = model.initial().expand(3, -1)
+        return train_round(model, x, y, start, lanes, 1, Entropy(), Limits(3, 64)).parameters
+
+    broken = x.clone()
+    broken[0] = value
+    before, after = trained(x), trained(broken)
+    assert not torch.equal(after[0], before[0])
+    assert torch.equal(after[1:], before[1:])
+
+
 @pytest.mark.parametrize("norm", ["l1", "l2"])
 def test_one_record_never_moves_the_sum_by_more_than_the_bound(norm):
     model = LaneModel(small_net(), cross_entropy)

@@ -41,7 +41,7 @@ from udpfl import (
 from udpfl.accounting.serial import event_from_dict
 from udpfl.algorithms import Algorithm, ClientMessage, FedAvg, weighted_mean
 from udpfl.data import as_dataset
-from udpfl.engine import Keyed, LaneModel, Limits, Noiseless, NormClipper
+from udpfl.engine import Keyed, LaneModel, Limits, Noiseless, NormClipper, train_round
 from udpfl.federation import Clients, Participant, Request, RunFolder, Site
 from udpfl.federation.clients import planned_protection
 from udpfl.harmonizer.ledger import Ledger
@@ -894,6 +894,17 @@ def test_an_update_moves_no_further_than_clip_and_noise_allow(federate):
 
 
 # Clipping and noise replaced: nothing is claimed, anywhere
+
+
+def test_nobody_replaces_the_training(federate, tmp_path, monkeypatch):
+    """A run that claims privacy trains with this engine and no other."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidInput, match="engine: unknown key"):
+        udpfl.run(engine=train_round)
+    assert list(tmp_path.iterdir()) == []
+    finished = federate()
+    with pytest.raises(InvalidInput, match="resume"):
+        udpfl.run(resume=finished.folder, engine=train_round)
 
 
 def test_replaced_protection_claims_nothing(federate, tmp_path):

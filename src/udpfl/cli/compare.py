@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -52,13 +52,6 @@ def compare(
     jobs: Annotated[
         int, typer.Option(help="Runs at a time, each in a process with its share of cores.")
     ] = 1,
-    lanes: Annotated[
-        str,
-        typer.Option(
-            help="Runs of a process whose rounds are trained in one call: a number, or auto, which "
-            "is several on a GPU and one on a CPU."
-        ),
-    ] = "auto",
     json_: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of a table.")
     ] = False,
@@ -104,7 +97,6 @@ def compare(
                 seeds=read_seeds(seeds),
                 out=out,
                 jobs=jobs,
-                lanes=_lanes(lanes),
                 tell=view.tell,
             )
     except ComparisonInterrupted as stopped:
@@ -128,15 +120,6 @@ def compare(
         typer.echo(f"wrote {plot}", err=True)
     if not result.complete:
         raise typer.Exit(1)
-
-
-def _lanes(text: str) -> int | Literal["auto"]:
-    if text == "auto":
-        return "auto"
-    try:
-        return int(text)
-    except ValueError:
-        raise InvalidInput("lanes", f"must be auto or a whole number, got {text!r}") from None
 
 
 class Live:

@@ -6,10 +6,9 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from udpfl.config import Config, load
-from udpfl.engine import TrainRound
 from udpfl.errors import UdpflError
 from udpfl.federation import Observer
 from udpfl.federation import run as train
@@ -27,15 +26,14 @@ class Job:
     folder: Path
     config: Config
 
-    def train(self, heard: Callable[[float], None], engine: TrainRound | None = None) -> str | None:
-        """Train it to its end, telling the share of rounds done; returns why it failed."""
-        observers: list[Observer] = [_Rounds(self.config.training.rounds, heard)]
+    def train(self, advance: Callable[[float], None]) -> str | None:
+        """Train it to its end; returns why it failed. `advance` gets the share of rounds done."""
+        observers: list[Observer] = [_Rounds(self.config.training.rounds, advance)]
         try:
             if self.begun:
-                train(resume=self.folder, observers=observers, engine=engine)
+                train(resume=self.folder, observers=observers)
             else:
-                own = load(self.config, {"out": str(self.folder)})
-                train(own, observers=observers, engine=engine)
+                train(load(self.config, {"out": str(self.folder)}), observers=observers)
         except UdpflError as error:
             return str(error)
         except Exception as error:  # one cell may fail in any way without ending the others
@@ -57,29 +55,19 @@ class Job:
 class _Rounds:
     """An observer that only counts."""
 
-    def __init__(self, rounds: int, heard: Callable[[float], None]) -> None:
-        self._rounds, self._heard = rounds, heard
+    def __init__(self, rounds: int, advance: Callable[[float], None]) -> None:
+        self._rounds, self._advance = rounds, advance
 
     def on_message(self, message: Any) -> None: ...
 
     def on_model(self, round_: int, model: Any) -> None: ...
 
     def on_round(self, row: dict[str, Any]) -> None:
-        self._heard(row["round"] / self._rounds)
-
-
-class Hears(Protocol):
-    """Whoever wants to know how far jobs have come."""
-
-    def hears(self, job: Job, share: float) -> None:
-        """A job under way has come this far."""
-
-    def ends(self, job: Job, failed: str | None) -> None:
-        """A job came to its end, or failed for this reason."""
+        self._advance(row["round"] / self._rounds)
 
 
 @dataclass
-class Progress(Hears):
+class Progress:
     """How far all jobs together have come."""
 
     tell: Tell
@@ -88,16 +76,18 @@ class Progress(Hears):
     failed: dict[Path, str] = field(default_factory=dict)
     _shares: dict[str, float] = field(default_factory=dict)
 
-    def hears(self, job: Job, share: float) -> None:
+    def advance(self, job: Job, share: float) -> None:
+        """A job under way has come this far."""
         self._shares[job.folder.name] = share
-        self._say()
+        self._tell()
 
-    def ends(self, job: Job, failed: str | None) -> None:
+    def end(self, job: Job, failed: str | None) -> None:
+        """A job came to its end, or failed for this reason."""
         self._shares.pop(job.folder.name, None)
         self.done += 1
         if failed is not None:
             self.failed[job.folder] = failed
-        self._say()
+        self._tell()
 
-    def _say(self) -> None:
+    def _tell(self) -> None:
         self.tell(self.done + sum(self._shares.values()), self.total, "  ".join(self._shares))

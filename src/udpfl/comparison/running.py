@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from udpfl.comparison.folder import ComparisonFolder, comparison_folder, default_folder
 from udpfl.comparison.grid import Cell, Grid, grid_of
 from udpfl.comparison.jobs import Job, Progress, Tell
-from udpfl.comparison.lanes import automatic, batches, train_batch
 from udpfl.comparison.outcome import Comparison, Row, SeedRun, read_outcome
 from udpfl.config import Config, load
 from udpfl.errors import InvalidInput
@@ -34,7 +34,6 @@ def compare(
     seeds: int | Sequence[int] = 3,
     out: str | Path | None = None,
     jobs: int = 1,
-    lanes: int | Literal["auto"] = "auto",
     tell: Tell | None = None,
     **sections: Any,
 ) -> Comparison:
@@ -44,16 +43,13 @@ def compare(
     only one key ends like it. `seeds` is a number of seeds, counted from 0, or the seeds. `config`
     and `sections` are those of `udpfl.run`. Every run has a folder and a ledger of its own under
     `out`. The same call again reads what is finished, goes on with what was interrupted and tries
-    again what failed; so does a larger grid over the same base. `jobs` processes share the work,
-    and each trains the rounds of `lanes` runs in one call; "auto" does that on a GPU.
+    again what failed; so does a larger grid over the same base. `jobs` processes share the work.
 
     Guarantee: none beyond that of each run by itself. A record pays in every run it takes part in.
     """
     base = load(config, sections)
-    _require_number("jobs", jobs)
-    if lanes == "auto":
-        lanes = automatic(base.device)
-    _require_number("lanes", lanes)
+    if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1:
+        raise InvalidInput("jobs", f"must be a whole number >= 1, got {jobs!r}")
     grid = grid_of(base, vary or {}, seeds)
     path = Path(out or base.out or default_folder(base, grid.keys))
     with comparison_folder(path, base, grid.keys) as folder:
@@ -71,7 +67,7 @@ def compare(
         progress = Progress(tell or (lambda *_: None), len(everything), found)
         progress.tell(found, len(everything), "")
         try:
-            _train_all(waiting, jobs, lanes, progress)
+            _train_all(waiting, jobs, progress)
         except KeyboardInterrupt:
             done = sum(job.finished for job in everything)
             raise ComparisonInterrupted(path, done, len(everything)) from None
@@ -84,21 +80,15 @@ def compare(
     return Comparison(rows, grid.keys, grid.seeds, path, trained, resumed, found)
 
 
-def _require_number(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidInput(name, f"must be a whole number >= 1, got {value!r}")
-
-
-def _train_all(waiting: Sequence[Job], jobs: int, lanes: int, progress: Progress) -> None:
-    # No more together than leave work for every process.
-    together = batches(waiting, min(lanes, -(-len(waiting) // jobs) or 1))
-    if jobs > 1 and len(together) > 1:
+def _train_all(waiting: Sequence[Job], jobs: int, progress: Progress) -> None:
+    if jobs > 1 and len(waiting) > 1:
         from udpfl.comparison.workers import train_side_by_side
 
-        train_side_by_side(together, jobs, progress)
+        train_side_by_side(waiting, jobs, progress)
         return
-    for batch in together:
-        train_batch(batch, progress)
+    for job in waiting:
+        progress.advance(job, 0.0)
+        progress.end(job, job.train(partial(progress.advance, job)))
 
 
 def _row(

@@ -1,8 +1,8 @@
-"""Batches of jobs in processes of their own, a few at a time.
+"""Jobs in processes of their own, a few at a time.
 
-A worker trains one batch after the other and sends what it has to say through a pipe: rounds done,
+A worker trains one job after the other and sends its parent messages through a pipe: rounds done,
 notes, the end of a job. Interrupts reach the workers through the parent only, as a request to end
-the round and stop; a worker whose parent is gone stops at its next word.
+the round and stop; a worker whose parent is gone stops at its next message.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import signal
-import threading
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 
 import torch
 
-from udpfl.comparison.jobs import Hears, Job, Progress
-from udpfl.comparison.lanes import train_batch
+from udpfl.comparison.jobs import Job, Progress
 
 log = logging.getLogger(__name__)
 
 
-def train_side_by_side(waiting: Sequence[Sequence[Job]], jobs: int, progress: Progress) -> None:
-    """Train all batches, that many at a time."""
+def train_side_by_side(waiting: Sequence[Job], jobs: int, progress: Progress) -> None:
+    """Train all jobs, that many at a time."""
     todo = deque(waiting)
     crew: dict[Connection, _Worker] = {}
     try:
@@ -34,17 +34,17 @@ def train_side_by_side(waiting: Sequence[Sequence[Job]], jobs: int, progress: Pr
             while todo and len(crew) < jobs:
                 worker = _started(jobs)
                 crew[worker.connection] = worker
-                worker.begin(todo.popleft())
+                worker.begin(todo.popleft(), progress)
             for connection in wait(list(crew)):
                 assert isinstance(connection, Connection)
-                if not _heard(crew[connection], todo, progress):
+                if not _receive(crew[connection], todo, progress):
                     crew.pop(connection).process.join()
     except KeyboardInterrupt:
         log.warning("interrupted: finishing the rounds under way, once more to stop at once")
         for worker in crew.values():
             worker.process.terminate()
         for worker in crew.values():
-            worker.see_out()
+            worker.await_end()
         raise
     finally:
         for worker in crew.values():
@@ -56,22 +56,20 @@ def train_side_by_side(waiting: Sequence[Sequence[Job]], jobs: int, progress: Pr
 class _Worker:
     process: SpawnProcess
     connection: Connection
-    batch: list[Job] = field(default_factory=list)
-    under_way: list[Job] = field(default_factory=list)
-    """Those of the batch that have not ended."""
+    job: Job = field(init=False)
 
-    def begin(self, batch: Sequence[Job]) -> None:
-        self.batch, self.under_way = list(batch), list(batch)
-        self.connection.send(self.batch)
+    def begin(self, job: Job, progress: Progress) -> None:
+        self.job = job
+        self.connection.send(job)
+        progress.advance(job, 0.0)
 
-    def see_out(self) -> None:
-        """Wait for its end; what it still has to say is let go, and it gets no more to do."""
-        while self.process.is_alive():
-            try:
-                if self.connection.poll(0.1) and self.connection.recv()[0] == "idle":
+    def await_end(self) -> None:
+        """Wait until the process has ended. Its messages are dropped, and it gets no other job."""
+        with suppress(EOFError, OSError):  # the pipe ends with the process
+            while True:
+                kind, _ = self.connection.recv()
+                if kind == "end":  # the request to stop came too late for this job
                     self.connection.send(None)
-            except (EOFError, OSError):
-                break
         self.process.join()
 
 
@@ -86,29 +84,24 @@ def _started(jobs: int) -> _Worker:
     return _Worker(process, ours)
 
 
-def _heard(worker: _Worker, todo: deque[Sequence[Job]], progress: Progress) -> bool:
+def _receive(worker: _Worker, todo: deque[Job], progress: Progress) -> bool:
     """Take in one message; whether the worker goes on."""
     try:
-        kind, said = worker.connection.recv()
-    except (EOFError, ConnectionResetError):
+        kind, content = worker.connection.recv()
+    except (EOFError, OSError):
         worker.process.join()
-        for job in worker.under_way:
-            progress.ends(job, f"its process ended with exit code {worker.process.exitcode}")
+        progress.end(worker.job, f"its process ended with exit code {worker.process.exitcode}")
         return False
     if kind == "round":
-        number, share = said
-        progress.hears(worker.batch[number], share)
+        progress.advance(worker.job, content)
     elif kind == "note":
-        log.log(*said)
-    elif kind == "end":
-        number, failed = said
-        progress.ends(worker.batch[number], failed)
-        worker.under_way.remove(worker.batch[number])
-    elif not todo:
-        worker.connection.send(None)
-        return False
+        log.log(*content)
     else:
-        worker.begin(todo.popleft())
+        progress.end(worker.job, content)
+        if not todo:
+            worker.connection.send(None)
+            return False
+        worker.begin(todo.popleft(), progress)
     return True
 
 
@@ -123,35 +116,28 @@ def _serve(connection: Connection, jobs: int, level: int) -> None:
     logging.basicConfig(level=level, handlers=[parent])
     torch.set_num_threads(max(1, torch.get_num_threads() // jobs))
     try:
-        while (batch := connection.recv()) is not None:
-            parent.batch = batch
-            train_batch(batch, parent)
-            parent.send("idle", None)
+        while (job := connection.recv()) is not None:
+            parent.send("end", job.train(partial(parent.send, "round")))
     except (KeyboardInterrupt, EOFError, BrokenPipeError, ConnectionResetError):
         return
 
 
-class _Parent(logging.Handler, Hears):
-    """Sends notes and progress to the parent, who knows where they can be shown."""
+class _Parent(logging.Handler):
+    """Sends messages to the parent, who knows where notes can be shown."""
 
     def __init__(self, connection: Connection) -> None:
         super().__init__()
-        self._connection, self._one_at_a_time = connection, threading.Lock()
-        self.batch: list[Job] = []
+        self._connection, self._is_sending = connection, False
 
-    def send(self, kind: str, said: object, patience: float = -1) -> None:
-        if self._one_at_a_time.acquire(timeout=patience):
-            try:
-                self._connection.send((kind, said))
-            finally:
-                self._one_at_a_time.release()
-
-    def hears(self, job: Job, share: float) -> None:
-        self.send("round", (self.batch.index(job), share))
-
-    def ends(self, job: Job, failed: str | None) -> None:
-        self.send("end", (self.batch.index(job), failed))
+    def send(self, kind: str, content: object) -> None:
+        self._is_sending = True
+        try:
+            self._connection.send((kind, content))
+        finally:
+            self._is_sending = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        # The note of an interrupt may come in the middle of another message of the same thread.
-        self.send("note", (record.levelno, "%s", record.getMessage()), patience=1.0)
+        # An interrupt may come while a message is half sent; the note of it would tear that message
+        # apart, and the parent has told of the interrupt already.
+        if not self._is_sending:
+            self.send("note", (record.levelno, "%s", record.getMessage()))

@@ -11,7 +11,7 @@ from udpfl.engine.clipping import BallClipper, Clipper, NormClipper, Unclipped
 from udpfl.engine.lanes import LaneModel, Loss
 from udpfl.engine.noise import MechanismNoiser, Noiseless, Noiser
 from udpfl.engine.randomness import Entropy, Key, Keyed, PrivateStream
-from udpfl.engine.training import Correct, Lanes, Limits, Trained, TrainRound, train_round
+from udpfl.engine.training import Correct, Lanes, Limits, Trained, train_round
 
 __all__ = [
     "BallClipper",
@@ -29,7 +29,6 @@ __all__ = [
     "Noiser",
     "NormClipper",
     "PrivateStream",
-    "TrainRound",
     "Trained",
     "Unclipped",
     "train_round",

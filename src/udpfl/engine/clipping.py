@@ -147,7 +147,13 @@ class Unclipped(Clipper):
 
     def clipped_sum(self, gradients: Gradients) -> Clipped:
         factors = gradients.real.to(torch.float32)
-        return Clipped(gradients.weighted_sum(factors), torch.zeros_like(factors[:, 0]).long())
+        total = gradients.weighted_sum(factors)
+        if not bool(torch.isfinite(total).all()):
+            # A batch is filled up with some record of the data, whoever it belongs to: not even
+            # 0 * inf of it may reach this lane.
+            gradients.drop(~gradients.real)
+            total = gradients.weighted_sum(factors)
+        return Clipped(total, torch.zeros_like(factors[:, 0]).long())
 
     def clipped_rows(self, rows: Tensor) -> Clipped:
         return Clipped(rows, torch.zeros_like(rows[:, 0]).long())

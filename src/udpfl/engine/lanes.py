@@ -139,36 +139,6 @@ class LaneModel:
         random = any(isinstance(module, DROPOUT) for module in self._model.modules())
         return self.book_keeping and not random
 
-    def like(self, other: LaneModel, inputs: Tensor, targets: Tensor) -> bool:
-        """Whether this model may compute for the other one's lanes, given that both come of one
-        recipe: the layers are the same by name and shape, what is not trained is the same, and so
-        are the losses of a few records, which also tells what a model keeps elsewhere."""
-        own, others = self._fixed(), other._fixed()
-        return (
-            self.layout == other.layout
-            and str(self._plain) == str(other._plain)
-            and self.book_keeping == other.book_keeping
-            and own.keys() == others.keys()
-            and all(torch.equal(tensor, others[name]) for name, tensor in own.items())
-            and torch.allclose(
-                self._losses_at(self.initial(), inputs, targets),
-                other._losses_at(self.initial(), inputs, targets),
-            )
-        )
-
-    def _losses_at(self, start: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        """There, and a little away from there."""
-        start = start.to(inputs.device)
-        wave = torch.sin(torch.arange(start.numel(), device=start.device, dtype=start.dtype))
-        outputs = [self.outputs(place, inputs) for place in (start, start + 0.1 * wave)]
-        with torch.no_grad():
-            return torch.cat([self._loss(own, targets) for own in outputs])
-
-    def _fixed(self) -> dict[str, Tensor]:
-        """Buffers and frozen parameters."""
-        frozen = {n: p for n, p in self._plain.named_parameters() if n not in self.layout.names}
-        return frozen | dict(self._plain.named_buffers())
-
     def initial(self) -> Tensor:
         """The model's own parameters as one flat vector."""
         named = dict(self._plain.named_parameters())

@@ -134,12 +134,6 @@ def train_round(
     return Trained(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
-TrainRound = Callable[
-    [LaneModel, Tensor, Tensor, Tensor, Lanes, int, PrivateStream, Limits, Correct | None], Trained
-]
-"""`train_round`, or what stands in its place."""
-
-
 def _side_by_side(work: Callable[[slice], T], stacks: Sequence[slice], workers: int) -> list[T]:
     """Threads with a core each: small operators keep one core busy, hardly ever several."""
     threads = torch.get_num_threads()

@@ -31,7 +31,6 @@ from udpfl.engine import (
     NormClipper,
     PrivateStream,
     Trained,
-    TrainRound,
     Unclipped,
     train_round,
 )
@@ -108,7 +107,6 @@ class Clients:
         protection: Protection | None = None,
         all_or_none: bool = False,
         note: str = "",
-        engine: TrainRound | None = None,
     ) -> None:
         self._run, self._key = run, key
         self._model, self._inputs, self._targets = model, inputs, targets
@@ -117,7 +115,6 @@ class Clients:
         self._protection = protection or planned_protection
         self._all_or_none = all_or_none
         self._note = note  # beside every charge in the ledger
-        self._engine = engine or train_round
         # Nothing is known about noise that somebody brought along: such answers claim nothing.
         self._claimed = protection is None
 
@@ -332,7 +329,7 @@ class _Training:
 
     def _trained(self, start: Tensor, lanes: Lanes, correct: Correct | None) -> Trained:
         home = self._home
-        return home._engine(
+        return train_round(
             home._model, home._inputs, home._targets, start, lanes, self._round,
             home._stream, home._limits, correct,
         )  # fmt: skip

@@ -10,22 +10,17 @@ from contextlib import contextmanager
 
 log = logging.getLogger(__name__)
 
-_awaited: threading.Event | None = None
-"""What the main thread waits for."""
-
 
 @contextmanager
 def patient_interrupt() -> Iterator[threading.Event]:
     """Set by the first interrupt, which lets the round finish; the second one does not.
 
-    Only the main thread hears of interrupts. In any other this is what the main thread waits for,
-    if it does.
+    Only the main thread hears of interrupts; in any other this is never set.
     """
-    global _awaited
+    asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
-        yield _awaited or threading.Event()
+        yield asked
         return
-    asked, outer = threading.Event(), _awaited
 
     def handler(*_: object) -> None:
         if asked.is_set():
@@ -34,10 +29,8 @@ def patient_interrupt() -> Iterator[threading.Event]:
         log.warning("interrupted: finishing this round, once more to stop at once")
 
     previous = {kind: signal.signal(kind, handler) for kind in (signal.SIGINT, signal.SIGTERM)}
-    _awaited = asked
     try:
         yield asked
     finally:
-        _awaited = outer
         for kind, old in previous.items():
             signal.signal(kind, old)

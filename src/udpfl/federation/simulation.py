@@ -20,7 +20,7 @@ from udpfl.algorithms import PublicData
 from udpfl.config import Config, PrivacyConfig, dump, load
 from udpfl.data import DataSet
 from udpfl.data.records import Indices
-from udpfl.engine import Entropy, Keyed, LaneModel, Loss, TrainRound
+from udpfl.engine import Entropy, Keyed, LaneModel, Loss
 from udpfl.engine.limits import choose_limits
 from udpfl.errors import InvalidInput, LedgerError
 from udpfl.federation.clients import Clients, Protection, Site
@@ -66,7 +66,6 @@ def run(
     resume: str | Path | None = None,
     observers: Sequence[Observer] = (),
     protection: Protection | None = None,
-    engine: TrainRound | None = None,
     **sections: Any,
 ) -> Run:
     """Train one model over many clients, each within its own privacy budget.
@@ -76,8 +75,7 @@ def run(
     `udpfl.data.as_dataset` takes; a mapping for either is a section like the others. `loss` gives
     one number per sample. `resume` continues a run folder. Observers see every released message
     and every round's model. `protection` replaces clipping and noise: for audits, so nothing is
-    claimed for such a run. `engine` trains rounds in the place of `train_round`: for comparisons,
-    which train those of several runs at once.
+    claimed for such a run.
     """
     began = time.perf_counter()
     if isinstance(model, str):
@@ -167,7 +165,6 @@ def run(
             all_or_none=isinstance(settings.privacy, PrivacyConfig)
             and settings.privacy.exhausted == "stop",
             note=TRUSTED if algorithm.trusts_server else NOTE if settings.training.shuffle else "",
-            engine=engine,
         )
         federation = Federation(
             config=settings,

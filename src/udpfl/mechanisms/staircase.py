@@ -105,7 +105,7 @@ class Staircase(Mechanism):
 
     @property
     def rounding(self) -> float:
-        """The lower step of a period is stretched by up to e^decay, and the density jumps by as much."""
+        """Rounding grows on the lower steps, and the density jumps, both by up to e^decay."""
         return 8 * math.exp(self.decay)
 
     def log_density(self, x: ArrayLike) -> Floats:
