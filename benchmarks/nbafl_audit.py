@@ -33,7 +33,7 @@ from udpfl.audit import Releases, audit_releases
 from udpfl.data import load
 from udpfl.engine import BallClipper, MechanismNoiser, Noiseless, Unclipped
 from udpfl.federation import Observer, Participant, run
-from udpfl.federation.clients import Protection, planned_protection
+from udpfl.federation.local_training import Protection, planned_protection
 from udpfl.mechanisms import Gaussian
 
 DOCUMENT = ROOT / "docs" / "methods.md"

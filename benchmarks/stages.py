@@ -27,7 +27,7 @@ STAGES: Mapping[str, Sequence[str]] = {
     ),
     "noise": ("udpfl.engine.noise:MechanismNoiser.add",),
     "sampling": ("udpfl.engine.training:_draw",),
-    "rest of the steps": ("udpfl.federation.clients:train_round",),
+    "rest of the steps": ("udpfl.federation.local_training:train_round",),
     "messages": (
         "udpfl.algorithms.message:ClientMessage.to_bytes",
         "udpfl.algorithms.message:ClientMessage.from_bytes",

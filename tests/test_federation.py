@@ -42,8 +42,8 @@ from udpfl.accounting.serial import event_from_dict
 from udpfl.algorithms import Algorithm, ClientMessage, FedAvg, weighted_mean
 from udpfl.data import as_dataset
 from udpfl.engine import Keyed, LaneModel, Limits, Noiseless, NormClipper, train_round
-from udpfl.federation import Clients, Participant, Request, RunFolder, Site
-from udpfl.federation.clients import planned_protection
+from udpfl.federation import Clients, Participant, Request, RunFolder, Site, Trainer
+from udpfl.federation.local_training import planned_protection
 from udpfl.harmonizer.ledger import Ledger
 
 DIMENSION = 43  # of `network()`
@@ -695,10 +695,11 @@ def answers_alone(path, round_, clients, start=None):
             )
             for i in clients
         ]
-        half = Clients(
-            "run", "key", model, torch.from_numpy(x), torch.from_numpy(y),
-            Counting(udpfl.algorithms.ServerStep()), ledger, Keyed(5), Limits(2, 100),
+        trainer = Trainer(
+            "key", model, torch.from_numpy(x), torch.from_numpy(y),
+            Counting(udpfl.algorithms.ServerStep()), Keyed(5), Limits(2, 100),
         )  # fmt: skip
+        half = Clients("run", trainer, ledger)
         received = {"model": model.initial() if start is None else start}
         answers = half.answer(Request(round_, received, 0.4), sites)
         counts = Counter()

@@ -12,8 +12,8 @@ from udpfl.audit.canaries import clipped
 from udpfl.engine import Entropy, Noiser, PrivateStream
 from udpfl.engine.randomness import Key
 from udpfl.errors import Unsupported
-from udpfl.federation.clients import planned_protection
 from udpfl.federation.folder import RunFolder
+from udpfl.federation.local_training import planned_protection
 from udpfl.federation.participants import Participant
 from udpfl.federation.trusted import TrustedServer
 from udpfl.mechanisms.arrays import Floats

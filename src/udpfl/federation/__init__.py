@@ -1,8 +1,9 @@
 """The round loop, the client half, the run folder, and `run`, which ties them together."""
 
 from udpfl import engine as _engine  # noqa: F401  (says which extra is missing)
-from udpfl.federation.clients import Clients, Protection, Request, Site
+from udpfl.federation.clients import Clients, Site
 from udpfl.federation.folder import RunFolder
+from udpfl.federation.local_training import Protection, Request, Trainer
 from udpfl.federation.observers import Observer
 from udpfl.federation.outcome import Run
 from udpfl.federation.participants import Participant
@@ -20,5 +21,6 @@ __all__ = [
     "Run",
     "RunFolder",
     "Site",
+    "Trainer",
     "run",
 ]

@@ -23,10 +23,11 @@ from udpfl.config import Config, PrivacyConfig
 from udpfl.data.records import Task
 from udpfl.engine import LaneModel
 from udpfl.errors import LedgerError, Unsupported
-from udpfl.federation.clients import CLIP, WEAKEST, WITHIN, Answers, Clients, Request, Site
+from udpfl.federation.clients import Answers, Clients, Site
 from udpfl.federation.evaluation import evaluate
 from udpfl.federation.folder import RunFolder
 from udpfl.federation.interrupts import patient_interrupt
+from udpfl.federation.local_training import CLIP, WEAKEST, WITHIN, Request
 from udpfl.federation.observers import Observer
 from udpfl.federation.own_noise import Downlink
 from udpfl.federation.participants import nothing_claimed

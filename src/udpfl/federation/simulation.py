@@ -23,9 +23,10 @@ from udpfl.data.records import Indices
 from udpfl.engine import Entropy, Keyed, LaneModel, Loss
 from udpfl.engine.limits import choose_limits
 from udpfl.errors import InvalidInput, LedgerError
-from udpfl.federation.clients import Clients, Protection, Site
+from udpfl.federation.clients import Clients, Site
 from udpfl.federation.evaluation import final_evaluation
 from udpfl.federation.folder import RunFolder
+from udpfl.federation.local_training import Protection, Trainer
 from udpfl.federation.observers import Observer, announce
 from udpfl.federation.outcome import Run
 from udpfl.federation.own_noise import Downlink, own_noise
@@ -153,15 +154,10 @@ def run(
         stream = Keyed(settings.seed) if seeded else Entropy()
         clients = Clients(
             run=identity["id"],
-            key=key,
-            model=lane_model,
-            inputs=inputs,
-            targets=targets,
-            algorithm=algorithm,
+            trainer=Trainer(
+                key, lane_model, inputs, targets, algorithm, stream, limits, protection
+            ),
             ledger=ledger,
-            stream=stream,
-            limits=limits,
-            protection=protection,
             all_or_none=isinstance(settings.privacy, PrivacyConfig)
             and settings.privacy.exhausted == "stop",
             note=TRUSTED if algorithm.trusts_server else NOTE if settings.training.shuffle else "",
