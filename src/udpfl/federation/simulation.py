@@ -24,6 +24,7 @@ from udpfl.engine import Entropy, Keyed, LaneModel, Loss
 from udpfl.engine.limits import choose_limits
 from udpfl.errors import InvalidInput, LedgerError
 from udpfl.federation.clients import Clients, Site
+from udpfl.federation.combinations import check_combination
 from udpfl.federation.evaluation import final_evaluation
 from udpfl.federation.folder import RunFolder
 from udpfl.federation.local_training import Protection, Trainer
@@ -42,8 +43,8 @@ from udpfl.federation.parts import (
 )
 from udpfl.federation.rounds import Federation, listed
 from udpfl.federation.shares import assumptions, divided, fitted, require_public
-from udpfl.federation.shuffler import NOTE, Shuffler, check_shuffle, shuffle_notes
-from udpfl.federation.trusted import TrustedServer, check_trust
+from udpfl.federation.shuffler import NOTE, Shuffler, shuffle_notes
+from udpfl.federation.trusted import TrustedServer
 from udpfl.harmonizer.charges import TRUSTED
 from udpfl.harmonizer.ledger import Ledger
 from udpfl.plugins import look_here_too
@@ -104,12 +105,7 @@ def run(
     parts, public = divided(settings, dataset)
 
     algorithm = algorithm_of(settings)
-    check_trust(settings, algorithm)
-    if settings.training.penalty and not algorithm.sends_update:
-        raise InvalidInput(
-            "training.penalty", f"{settings.training.algorithm} sends no updates to be pulled to"
-        )
-    check_shuffle(settings, algorithm)
+    check_combination(settings, algorithm)
     require_public(algorithm, public)
     network = network_of(settings, model, dataset)
     lane_model = LaneModel(network, loss or loss_of(dataset.task)).to(device)

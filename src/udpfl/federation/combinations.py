@@ -1,0 +1,19 @@
+"""Which settings do not go together. Whoever sets up a run asks here, before anything is planned."""
+
+from __future__ import annotations
+
+from udpfl.algorithms import Algorithm
+from udpfl.config import Config
+from udpfl.errors import InvalidInput
+from udpfl.federation.shuffler import check_shuffle
+from udpfl.federation.trusted import check_trust
+
+
+def check_combination(config: Config, algorithm: Algorithm) -> None:
+    """Refuse a method with stages that it cannot keep its promise with."""
+    check_trust(config, algorithm)
+    if config.training.penalty and not algorithm.sends_update:
+        raise InvalidInput(
+            "training.penalty", f"{config.training.algorithm} sends no updates to be pulled to"
+        )
+    check_shuffle(config, algorithm)
