@@ -11,15 +11,18 @@ import pytest
 import torch
 from torch import nn
 
+from tests.small import blobs, linear
 from udpfl import Gaussian, Release, Sensitivity, run
 from udpfl.audit import Subject
 from udpfl.audit.one_run import Guesses, OneRun, SurerGuesses, guessed, one_run, per_sample
 from udpfl.audit.run import Target, audit_run
 from udpfl.cli import main
 from udpfl.config import Config, load
-from udpfl.engine import MechanismNoiser, Unclipped
+from udpfl.engine import MechanismNoiser, Unclipped, noise
 from udpfl.errors import InvalidInput, Unsupported
+from udpfl.federation.local_training import _Training
 from udpfl.federation.trusted import TrustedServer
+from udpfl.mechanisms.arrays import to_unit
 
 SMALL = """
 [model]
@@ -100,8 +103,9 @@ def test_without_privacy_the_canaries_are_given_away(config):
 
 def test_a_private_run_is_not_refuted(config):
     verdicts = audit_run(config(), trials=300, canaries=40)
-    assert len(verdicts) == 5
+    assert len(verdicts) == 6
     assert not any(verdict.refuted for verdict in verdicts)
+    assert verdicts[-2].claim == "client-0, rounding of the noise"
     assert verdicts[-1].epsilon == pytest.approx(8.0, rel=1e-2)
     assert len(verdicts[-1].tests) == 6
 
@@ -126,7 +130,7 @@ def test_the_command_takes_a_configuration_and_a_run(capsys, config, tmp_path):
         capsys, "audit", "run", path, "--trials", 200, "--canaries", 0, "--plot", tmp_path / "a.png"
     )
     assert code == 0
-    assert out.count("not refuted") == 4
+    assert out.count("not refuted") == 5
     assert (tmp_path / "a.png").stat().st_size > 5_000
     folder = tmp_path / "run"
     assert command(capsys, "run", path, "--out", folder)[0] == 0
@@ -134,7 +138,7 @@ def test_the_command_takes_a_configuration_and_a_run(capsys, config, tmp_path):
         capsys, "audit", "run", folder, "--trials", 200, "--canaries", 0, "--json"
     )
     assert code == 0
-    assert [row["refuted"] for row in json.loads(out)] == [False] * 4
+    assert [row["refuted"] for row in json.loads(out)] == [False] * 5
 
 
 def test_an_audit_spends_nobodys_budget(config, tmp_path):
@@ -224,7 +228,7 @@ def test_data_and_a_model_of_ones_own_are_handed_over(tmp_path):
     with pytest.raises(InvalidInput, match="data of its own"):
         audit_run(folder, trials=100, canaries=0)
     verdicts = audit_run(folder, trials=100, canaries=0, data=data, model=model)
-    assert len(verdicts) == 4
+    assert len(verdicts) == 5
     assert not any(verdict.refuted for verdict in verdicts)
     assert torch.equal(model.weight, before)
 
@@ -289,10 +293,75 @@ TRUSTED = 'algorithm = "dp-fedavg"\nrounds = 3'
 def audited(tmp_path, training, privacy=""):
     path = tmp_path / "client.toml"
     path.write_text(CLIENT.format(training=training, privacy=privacy))
-    update = Target.of(path).whole()
-    assert np.linalg.norm(update) <= 1.0
-    assert np.linalg.norm(update) == pytest.approx(1.0, rel=1e-3)
-    return audit_run(path, trials=1_000, canaries=0, error=1e-3)
+    return [
+        verdict
+        for verdict in audit_run(path, trials=1_000, canaries=0, error=1e-3)
+        if "as a whole" in verdict.claim
+    ]
+
+
+CORRECTED = {
+    "scaffold": {"training": {"algorithm": "scaffold"}},
+    "penalty": {"training": {"penalty": 0.6}, "privacy": {"epsilon": [2.0, 8.0]}},
+    "scaffold and penalty": {
+        "training": {"algorithm": "scaffold", "penalty": 0.6},
+        "privacy": {"epsilon": [2.0, 8.0]},
+    },
+    "plugin": {"training": {"algorithm": "examples.plugin.udpfl_example.fedcm:FedCM"}},
+    "fedprox": {"training": {"algorithm": "fedprox"}},
+}
+
+
+def corrected(case):
+    """A small federation that hides whole clients."""
+    training, privacy = (CORRECTED[case].get(name, {}) for name in ("training", "privacy"))
+    return load({
+        "data": {"clients": 4},
+        "training": {"rounds": 3, "local_steps": 3, "learning_rate": 0.5, **training},
+        "privacy": {"unit": "client", "epsilon": 2.0, "delta": 1e-2, "mechanism": "gaussian",
+                    **privacy},
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CORRECTED)
+def test_a_client_moves_a_release_by_its_clip_whatever_it_receives(case):
+    """Through the client's own code, with everything chosen by the server."""
+    worlds = Target.of(corrected(case), blobs(), linear()).whole()
+    assert np.linalg.norm(worlds.shift) <= 1.0
+    assert np.linalg.norm(worlds.shift) == pytest.approx(1.0, rel=2e-3)
+    assert not worlds.absent.any()  # it is measured from where it would be without records
+
+
+@pytest.mark.parametrize("case", ["scaffold", "penalty", "scaffold and penalty", "plugin"])
+def test_a_clip_charged_for_twice_the_clip_is_found(monkeypatch, case):
+    """The update is clipped as it is, and a client without records moves as well."""
+
+    def audited():
+        own = {"data": blobs(), "model": linear(), "canaries": 0, "trials": 4_000, "error": 1e-3}
+        return audit_run(corrected(case), **own)
+
+    assert not any(verdict.refuted for verdict in audited())
+    monkeypatch.setattr(_Training, "_origin", lambda self, start, lanes, correct: start)
+    worlds = Target.of(corrected(case), blobs(), linear()).whole()
+    assert np.linalg.norm(worlds.shift) > 1.3
+    assert any(verdict.refuted for verdict in audited())
+
+
+def test_noise_without_a_grid_is_found(config, monkeypatch):
+    """In the engine's own place: noise is added in double and becomes float32, no more."""
+
+    def off_the_grid(mechanism, sums, noisy, words):
+        bits = torch.empty(sums.shape, dtype=torch.int64)
+        for fill, row in zip(words, bits, strict=True):
+            fill(row)
+        noisy.copy_(mechanism.draw(to_unit(bits.double())) + sums)
+
+    monkeypatch.setattr(noise, "_add", off_the_grid)
+    for mechanism in ("gaussian", "laplace"):
+        path = config(privacy=f'epsilon = 8.0\nmechanism = "{mechanism}"')
+        *others, rounding = audit_run(path, trials=300, canaries=0)
+        assert rounding.refuted
+        assert not any(verdict.refuted for verdict in others)
 
 
 def with_noise(monkeypatch, where, factor):
@@ -349,7 +418,10 @@ def test_no_run_is_trained_where_nothing_is_claimed_of_a_record(tmp_path, caplog
     text = CLIENT.format(training=TRUSTED, privacy="").replace("epsilon = 2.0", "epsilon = 8.0")
     path.write_text(text.replace("delta = 1e-2", "delta = 1e-3"))
     verdicts = audit_run(path, trials=100, canaries=40)
-    assert {verdict.claim for verdict in verdicts} == {"client-0 as a whole, 2 rounds"}
+    assert {verdict.claim for verdict in verdicts} == {
+        "client-0 as a whole, 2 rounds",
+        "client-0, rounding of the noise",
+    }
     assert "claims nothing of one" in caplog.text
     (tmp_path / "empty").mkdir()
     code, _, err = command(capsys, "audit", "run", tmp_path / "empty")

@@ -100,8 +100,9 @@ def settings(method, unit, stages, mechanism, norm="l2"):
         "data": {"clients": CLIENTS},
         "privacy": {"unit": unit, "epsilon": 30.0, "delta": 0.01, "mechanism": mechanism,
                     "clip": 0.5, "norm": norm, "accountant": "rdp"},
-        "training": {"algorithm": method, "rounds": 2, "local_steps": STEPS.get(method, LOCAL_STEPS),
-                     "sampling_rate": 0.75, "options": OPTIONS.get(method, {})},
+        "training": {"algorithm": method, "rounds": 2, "sampling_rate": 0.75,
+                     "local_steps": STEPS.get(method, LOCAL_STEPS),
+                     "options": OPTIONS.get(method, {})},
     }  # fmt: skip
     for stage in stages:
         for section, keys in STAGES[stage].items():
@@ -428,5 +429,3 @@ def test_the_list_of_refusals_is_read_by_people():
             with pytest.raises(InvalidInput) as told:
                 set_up(method, unit, stages, mechanism)
             assert told.value.parameter.partition(".")[0] in ("privacy", "training")
-
-

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from udpfl.audit.canaries import canary
+    from udpfl.audit.lattice import audit_lattice
     from udpfl.audit.ledger import audit_ledger
     from udpfl.audit.mechanism import audit_releases
     from udpfl.audit.replay import Subject, audit_engine
@@ -24,6 +25,7 @@ _HOMES = {
     "Test": "verdict",
     "Verdict": "verdict",
     "audit_engine": "replay",
+    "audit_lattice": "lattice",
     "audit_ledger": "ledger",
     "audit_releases": "mechanism",
     "audit_run": "run",
@@ -36,6 +38,7 @@ __all__ = [
     "Test",
     "Verdict",
     "audit_engine",
+    "audit_lattice",
     "audit_ledger",
     "audit_releases",
     "audit_run",

@@ -13,8 +13,8 @@ References: Mironov 2012, "On significance of the least significant bits for dif
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -29,7 +29,10 @@ from udpfl.mechanisms import Gaussian, Mechanism
 from udpfl.mechanisms.arrays import Floats, to_unit
 from udpfl.mechanisms.grid import SECOND_WORD, rounding_of
 
-_NEAREST = 6
+ROUNDING = "rounding of the noise"
+"""What such an audit is about, in words."""
+_AT_ONCE = 1 << 14
+_NEAREST = 2
 """Values of the noise that are tried on either side of the one that would fit."""
 
 
@@ -92,6 +95,37 @@ class LatticeTest:
         return {**asdict(self), "proved": proved, "delta_proved": self.told}
 
 
+@dataclass(frozen=True)
+class Told:
+    """How often a run tells a sum where no noise on another one passes for noise on it."""
+
+    deltas: dict[str, float]
+    stated: float
+
+    def __str__(self) -> str:
+        said = ", ".join(f"{event} {value:.1g}" for event, value in self.deltas.items())
+        return (
+            f"noise whose values show would tell its sum with probability {said} in a run; what is "
+            f"above {self.stated:.1g} would have been refuted"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class OffTheGrid:
+    """Noise whose values show: what the power of such an audit is stated for."""
+
+    tests: tuple[LatticeTest, ...]
+
+    def caught(self, epsilon: float, delta: float) -> Told:
+        """What would be told if the adversary were always right."""
+        right = (replace(test, hits=test.trials, false_hits=0) for test in self.tests)
+        return Told({test.event: test.told for test in right}, delta)
+
+
 def audit_lattice(
     mechanism: Mechanism,
     numbers: int,
@@ -99,7 +133,7 @@ def audit_lattice(
     *,
     claim: str = "",
     noiser: Noiser | None = None,
-    trials: int = 20_000,
+    trials: int = 100_000,
     error: float = 0.05,
 ) -> Verdict:
     """Try to refute what is said of rounding, for so many noisy numbers in a run.
@@ -116,7 +150,7 @@ def audit_lattice(
     windows = (CENTRE, TAIL)
     tests = tuple(
         LatticeTest(
-            f"noise {window.name}",
+            window.name,
             *lattice.passing(window, trials, rng),
             trials,
             numbers,
@@ -127,7 +161,9 @@ def audit_lattice(
         )
         for window in windows
     )
-    return Verdict(claim, epsilon + said.epsilon, said.delta, tests, error)
+    return Verdict(
+        claim, epsilon + said.epsilon, said.delta, tests, error, alternative=OffTheGrid(tests)
+    )
 
 
 class _Lattice:
@@ -158,14 +194,21 @@ class _Lattice:
         uniform = self._leading_to(seen - sums)
         found = np.zeros(seen.shape[1], dtype=bool)
         for nearby in _neighbours(uniform):
-            found |= (self._released(sums, nearby) == seen).all(0)
+            left = np.flatnonzero(~found)
+            if not left.size:
+                break
+            again = self._released(sums[:, left], nearby[:, left])
+            found[left] = (again == seen[:, left]).all(0)
         return found
 
     def _released(self, sums: Floats, uniform: Floats) -> Floats:
         """What leaves the noiser, where words have these values in [-1, 1]."""
-        row = torch.from_numpy(sums.reshape(1, -1).copy())
-        noisy = self._noiser.add(row, _Chosen(uniform.ravel()), [Key("audit", "lattice", 0, 0)])
-        return noisy.double().numpy().reshape(sums.shape)
+        parts, key = [], Key("audit", "lattice", 0, 0)
+        for start in range(0, sums.shape[1], _AT_ONCE):  # in blocks that it does not cut up
+            own, chosen = (t[:, start : start + _AT_ONCE].ravel() for t in (sums, uniform))
+            noisy = self._noiser.add(torch.from_numpy(own)[None], _Chosen(chosen), [key])
+            parts.append(noisy.double().numpy().reshape(len(sums), -1))
+        return np.concatenate(parts, axis=1)
 
     def _leading_to(self, noise: Floats) -> Floats:
         """Numbers in [-1, 1] whose noise comes nearest to this."""
@@ -186,11 +229,9 @@ class _Lattice:
         return np.asarray(2.0 ** ((low + high) / 2))
 
 
-def _neighbours(uniform: Floats) -> Sequence[Floats]:
+def _neighbours(uniform: Floats) -> Iterator[Floats]:
     """The same numbers and those beside them: in double, and as multiples of 2^-63."""
-    steps = range(-_NEAREST, _NEAREST + 1)
-    found = []
-    for step in steps:
+    for step in sorted(range(-_NEAREST, _NEAREST + 1), key=abs):
         relative = uniform.copy()
         relative[0] += step * np.spacing(uniform[0])
         whole = uniform.copy()
@@ -198,13 +239,12 @@ def _neighbours(uniform: Floats) -> Sequence[Floats]:
         whole[0] = np.copysign(np.maximum(counted, 0.5) * 2.0**-63, uniform[0])
         for other in (relative, whole):
             other[0] = np.clip(other[0], -1.0, 1.0)
-            found.append(other)
+            yield other
             if len(uniform) > 1:
                 for turn in (-1, 1):
                     turned = other.copy()
                     turned[1] += turn * np.spacing(uniform[1])
-                    found.append(turned)
-    return found
+                    yield turned
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -23,28 +22,23 @@ from udpfl.accounting import (
     Repeated,
     account,
 )
+from udpfl.accounting.events import leaves
+from udpfl.algorithms import Algorithm
 from udpfl.audit.bounds import check_error
+from udpfl.audit.lattice import ROUNDING, audit_lattice
 from udpfl.audit.mechanism import audit_releases, check_trials
 from udpfl.audit.one_run import SurerGuesses, one_run, per_sample
 from udpfl.audit.replay import Subject, replayed, verdict_of
 from udpfl.audit.verdict import Verdict
-from udpfl.audit.whole import AsReleased, rounds_to_try
+from udpfl.audit.whole import AsReleased, ClientUnderAudit, Worlds, rounds_to_try
 from udpfl.audit.worlds import Releases
 from udpfl.config import Config, PrivacyConfig, load
 from udpfl.data import DataSet
 from udpfl.data.records import Indices
-from udpfl.engine import (
-    Entropy,
-    LaneModel,
-    Lanes,
-    Limits,
-    Loss,
-    Noiseless,
-    Unclipped,
-    train_round,
-)
+from udpfl.engine import Entropy, LaneModel, Loss
 from udpfl.errors import InvalidInput, Unsupported
 from udpfl.federation.folder import RunFolder
+from udpfl.federation.local_training import planned_protection
 from udpfl.federation.participants import Participant, planned, selection
 from udpfl.federation.parts import (
     algorithm_of,
@@ -55,7 +49,6 @@ from udpfl.federation.parts import (
     prepared,
 )
 from udpfl.federation.shares import divided, fitted
-from udpfl.mechanisms.arrays import Floats
 from udpfl.plugins import look_here_too
 
 log = logging.getLogger(__name__)
@@ -81,8 +74,7 @@ class Target:
     release: Release
     accountant: Accountant
     accounting: Accounting
-    trusted: bool
-    """Whether a server adds the noise that clients pay for."""
+    algorithm: Algorithm
 
     @classmethod
     def of(
@@ -135,7 +127,7 @@ class Target:
         return cls(
             settings, data, parts, first, network, loss or loss_of(data.task), client,
             client.release,
-            privacy.accountant, privacy.accounting, algorithm.trusts_server,
+            privacy.accountant, privacy.accounting, algorithm,
         )  # fmt: skip
 
     def canary(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -167,32 +159,15 @@ class Target:
         spread = 3 * float(self.data.train.targets.std())
         return [targets + spread, targets - spread]
 
-    def whole(self) -> Floats:
-        """The client's own update at this model, as long as the clip lets it be: one that would be
-        clipped comes out as this.
-
-        With all its records in every step: what is hidden is the client, however it trains.
-        """
-        rows = torch.from_numpy(self.parts[self.number])
-        x = prepared(self.network, self.data.train.inputs[rows.numpy()], torch.device("cpu"))
-        y = torch.from_numpy(self.data.train.targets[rows.numpy()])
-        model, training = LaneModel(self.network, self.loss), self.settings.training
-        lanes = Lanes(
-            runs=("audit",), clients=(self.client.name,), records=(torch.arange(len(x)),),
-            rates=(1.0,), denominators=torch.tensor([float(len(x))]),
-            learning_rates=torch.tensor([training.learning_rate]), steps=(self.client.steps,),
-            clipper=Unclipped(), noiser=Noiseless(),
-        )  # fmt: skip
-        start = model.initial().unsqueeze(0)
-        trained = train_round(model, x, y, start, lanes, 0, Entropy(), Limits(1, 64))
-        update: Floats = (trained.parameters - start)[0].double().numpy()
-        bounded = self.release.sensitivity
-        if bounded.norm == "linf":
-            return bounded.bound * np.sign(update)
-        size = float(np.linalg.norm(update, 1 if bounded.norm == "l1" else 2))
-        if size == 0:
-            raise Unsupported(f"{self.client.name} learns nothing at this model: it has no update")
-        return update * (bounded.bound / size)
+    def whole(self) -> Worlds:
+        """What the client lets out at this model, with all its records and without any."""
+        rows = self.parts[self.number]
+        x = prepared(self.network, self.data.train.inputs[rows], torch.device("cpu"))
+        y = torch.from_numpy(self.data.train.targets[rows])
+        model = LaneModel(self.network, self.loss)
+        model.check(model.initial(), x[:3], y[:3])
+        rate = self.settings.training.learning_rate
+        return ClientUnderAudit(self.client, self.algorithm, model, x, y, rate).worst()
 
     def subjects(self) -> dict[str, Subject]:
         """The record alone, sampled as in the run; and in a full batch with two that oppose it."""
@@ -239,14 +214,12 @@ def audit_run(
     delta = target.client.budget.delta if target.client.budget else 1e-5
     whole, deltas = target.release.unit == "client", (FAR, delta)
     subjects = {} if whole else target.subjects()
-    rounds = rounds_to_try(target.client, target.trusted) if whole else []
-    share = error / ((len(subjects) + len(rounds)) * len(deltas) + (count > 0))
+    rounds = rounds_to_try(target.client, target.algorithm.trusts_server) if whole else []
+    share = error / ((len(subjects) + len(rounds)) * len(deltas) + (count > 0) + 1)
     verdicts = []
     if whole:
-        update = target.whole()  # trained once, for all rounds and every delta
-        verdicts += [
-            _client(target, update, own, trials, d, share) for own in rounds for d in deltas
-        ]
+        both = target.whole()  # trained once, for all rounds and every delta
+        verdicts += [_client(target, both, own, trials, d, share) for own in rounds for d in deltas]
     for name, subject in subjects.items():
         stream = Entropy()
         worlds = replayed(subject, trials, stream)  # one set of replays answers for every delta
@@ -257,6 +230,7 @@ def audit_run(
             verdict = verdict_of(subject, worlds, stream, epsilon, d, share, claim, alternative)
             alternative = verdict.alternative
             verdicts.append(verdict)
+    verdicts.append(_lattice(target, delta, share))
     claimed = _claimed_of_a_record(target, delta) if count else None
     if claimed is not None and claimed[1] == 1:
         log.warning(
@@ -269,15 +243,30 @@ def audit_run(
     return verdicts
 
 
+def _lattice(target: Target, delta: float, error: float) -> Verdict:
+    """What is said of rounding, tried with the noise of this client and all that it releases."""
+    event = target.client.rest_event(0)
+    assert event is not None
+    dimension, name = target.release.sensitivity.coordinates, target.client.name
+    return audit_lattice(
+        target.release.mechanism,
+        dimension * sum(leaves(event).values()),
+        account(event, delta, target.accountant, target.accounting).epsilon,
+        claim=f"{name}, {ROUNDING}",
+        noiser=planned_protection([target.client])[1],
+        error=error,
+    )
+
+
 def _client(
     target: Target,
-    update: Floats,
+    worlds: Worlds,
     rounds: Sequence[int],
     trials: int,
     delta: float,
     error: float,
 ) -> Verdict:
-    """The claim about a whole client, tried with the client's own update."""
+    """The claim about a whole client, tried with what the client itself lets out."""
     rate = target.client.participation
     release = target.client.at(rounds[0]).release
     assert release is not None
@@ -287,13 +276,13 @@ def _client(
     ).epsilon  # fmt: skip
     which = f"{len(rounds)} rounds" if len(rounds) > 1 else f"round {rounds[0]}"
     return audit_releases(
-        Releases(release.mechanism, update, len(rounds), rate),
+        Releases(release.mechanism, worlds.shift, len(rounds), rate),
         epsilon,
         delta,
         claim=f"{target.client.name} as a whole, {which}",
         trials=trials,
         error=error,
-        noiser=AsReleased(target.client, rounds, update, target.trusted),
+        noiser=AsReleased(target.client, rounds, worlds, target.algorithm.trusts_server),
     )
 
 

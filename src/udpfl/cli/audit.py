@@ -85,8 +85,9 @@ def mechanism(
 
     udpfl audit mechanism --mechanism laplace --epsilon 3 --dimension 500
     """
-    from udpfl.audit import Releases, audit_releases
+    from udpfl.audit import Releases, audit_lattice, audit_releases
     from udpfl.audit import canary as canary_of
+    from udpfl.audit.lattice import ROUNDING
 
     if plot is not None:
         check_plot(plot)
@@ -116,7 +117,14 @@ def mechanism(
             trials=trials,
             error=error,
         )
-    _say([verdict], json_, plot)
+        rounding = audit_lattice(
+            row.noise,
+            steps * dimension,
+            row.statement.epsilon,
+            claim=f"{mechanism}, {ROUNDING}",
+            error=error,
+        )
+    _say([verdict, rounding], json_, plot)
 
 
 @audit.command()
@@ -210,8 +218,7 @@ def _say(verdicts: list[Verdict], json_: bool, plot: Path | None) -> None:
     from udpfl.audit.figure import audit_figure
 
     if json_:
-        plain = [verdict.to_dict() for verdict in verdicts]
-        typer.echo(json.dumps(plain[0] if len(plain) == 1 else plain, indent=2))
+        typer.echo(json.dumps([verdict.to_dict() for verdict in verdicts], indent=2))
     else:
         for verdict in verdicts:
             typer.echo(f"{verdict.claim}: {verdict}")

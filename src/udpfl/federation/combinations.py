@@ -1,4 +1,4 @@
-"""Which settings do not go together. Whoever sets up a run asks here, before anything is planned."""
+"""Which settings do not go together; asked before anything is planned."""
 
 from __future__ import annotations
 
