@@ -2,8 +2,8 @@
 
 The model is copied, never wrapped: its parameter names and its `state_dict` stay the user's own. In
 the copy each layer with a rule (`layers/`) applies its lane's weights and notes its input and the
-gradient of its output. Before training the result is compared with automatic differentiation, one
-sample at a time; a model whose forward pass does something the rules do not see (raw
+gradient of its output. Before training the result is compared with automatic differentiation of one
+sample alone (`trial.py`); a model whose forward pass does something the rules do not see (raw
 parameters, sequence-first tensors, samples that look at each other) goes through `torch.func`.
 """
 
@@ -13,7 +13,7 @@ import copy
 import logging
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,10 +22,10 @@ from torch.func import functional_call, grad, vmap
 
 from udpfl.engine.gradients import BookKept, Gradients, Layout, Tap, WrittenOut
 from udpfl.engine.layers import RULES, Rule, Use
-from udpfl.engine.modes import DROPOUT, evaluating, in_double, no_dropout
-from udpfl.engine.precision import full_precision
-from udpfl.engine.trial import Trial, agree, trial_batches
-from udpfl.errors import InvalidInput, Unsupported
+from udpfl.engine.memory import first_line
+from udpfl.engine.modes import DROPOUT, drop_nothing, evaluating
+from udpfl.engine.trial import tried
+from udpfl.errors import Unsupported
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class LaneModel:
         try:
             self._model, self._plain = copy.deepcopy(model), copy.deepcopy(model)
         except Exception as error:  # torch refuses to copy some computed weights
-            raise Unsupported(f"the model cannot be copied: {_first_line(error)}") from error
+            raise Unsupported(f"the model cannot be copied: {first_line(error)}") from error
         if not model.training:
             self._model.train()
             self._plain.train()
@@ -94,18 +94,25 @@ class LaneModel:
         names = {id(p): n for n, p in trainable.items()}
         self._anchor = torch.zeros((), requires_grad=True)
         self._pass = _Pass()
-        self._uncovered = _uncovered(self._model)
-        self.book_keeping = not self._uncovered
-        if self.book_keeping:
+        uncovered = _uncovered(self._model)
+        self.why_alone: str | None = f"no rule for {', '.join(uncovered)}" if uncovered else None
+        """Why every record is computed alone, if so; `check` decides."""
+        self.lanes_apart = False
+        """Whether lanes are computed one by one there: torch.func fails on some layers else."""
+        if not uncovered:
             for module in self._model.modules():
                 if any(p.requires_grad for p in module.parameters(recurse=False)):
                     self._install(module, RULES[type(module)](module), names)
-        else:
-            self._explain(f"no rule for {', '.join(self._uncovered)}")
+        # A layer's output may be a view here, which must not be written to.
+        activations: list[Any] = [m for m in self._model.modules() if getattr(m, "inplace", False)]
+        for activation in activations:
+            activation.inplace = False
         self._model.requires_grad_(False)
 
-    def _explain(self, why: str) -> None:
-        log.warning("per-sample gradients by torch.func (slower, more memory): %s", why)
+    @property
+    def book_keeping(self) -> bool:
+        """Whether the layer rules are used: fast, for records that do not see each other."""
+        return self.why_alone is None
 
     def _install(self, module: nn.Module, rule: Rule, names: dict[int, str]) -> None:
         own = dict(module.named_parameters(recurse=False))
@@ -154,6 +161,14 @@ class LaneModel:
         """One loss per sample."""
         return self._loss(outputs, targets)
 
+    def plain_losses(self, weights: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
+        """One loss per sample with these weights by name, as the user wrote it, in training."""
+        return self._loss(functional_call(self._plain, weights, (inputs,)), targets)
+
+    def buffers(self) -> dict[str, Tensor]:
+        """The model's buffers by name."""
+        return dict(self._plain.named_buffers())
+
     def public_gradient(
         self, parameters: Tensor, inputs: Tensor, targets: Tensor
     ) -> tuple[Tensor, Tensor]:
@@ -195,133 +210,57 @@ class LaneModel:
         self, parameters: Tensor, inputs: Tensor, targets: Tensor, real: Tensor
     ) -> WrittenOut:
         def loss(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-            outputs = functional_call(self._plain, weights, (x.unsqueeze(0),))
-            return self._loss(outputs, y.unsqueeze(0)).sum()
+            return self.plain_losses(weights, x.unsqueeze(0), y.unsqueeze(0)).sum()
 
-        each = vmap(vmap(grad(loss), in_dims=(None, 0, 0), randomness="different"),
-                    randomness="different")  # fmt: skip
+        each = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")
+        weights = self.layout.named(parameters)
         with warnings.catch_warnings():  # slow operators: the note in the log has said so
             warnings.filterwarnings("ignore", "There is a performance drop")
-            named = each(self.layout.named(parameters), inputs, targets)
-        return WrittenOut(self.layout.flat(named).masked_fill_(~real.unsqueeze(2), 0.0), real)
+            if self.lanes_apart:
+                lanes = [
+                    self.layout.flat(each({n: w[lane] for n, w in weights.items()}, x, y))
+                    for lane, (x, y) in enumerate(zip(inputs, targets, strict=True))
+                ]
+                full = torch.stack(lanes)
+            else:
+                named = vmap(each, randomness="different")(weights, inputs, targets)
+                full = self.layout.flat(named)
+        return WrittenOut(full.masked_fill_(~real.unsqueeze(2), 0.0), real)
 
     def check(self, parameters: Tensor, inputs: Tensor, targets: Tensor) -> int:
         """Try the model on a few public records; returns the bytes that one sample takes.
 
-        parameters [d], inputs and targets [n, ...], n >= 1. From the records two batches of eight
-        are made, some rows scaled, some zero, in different orders. A row's gradient must be the
-        same alone and in either batch. Where the layer rules do not achieve that, `torch.func`
-        takes over, one sample at a time; where that fails too the model is refused. This finds
-        mistakes. It cannot find a model that is made to hide what it does.
+        parameters [d], inputs and targets [n, ...], n >= 1. Where records see each other by the
+        layer rules, `torch.func` takes over, one record at a time; where that is no remedy either
+        the model is refused.
         """
-        # A little away from the start, where no gradient vanishes because a layer starts at zero.
-        wave = torch.arange(parameters.numel(), device=parameters.device, dtype=torch.float32)
-        parameters = (parameters + 0.02 * torch.sin(wave)).unsqueeze(0)
-        batches = trial_batches(inputs, targets)
-        with full_precision(parameters.device), no_dropout(self._model, self._plain):
-            self._tried(batches[0])
-            alone = [self._alone(parameters, *batch) for batch in batches]
-            if not agree(alone[0][batches[1].order], alone[1]):
-                self._refuse_memory(parameters, batches)
-            per_sample = 16 * self.layout.dimension
-            if self.book_keeping:
-                per_sample = self._compared(parameters, batches, alone) or per_sample
-        return per_sample
-
-    def _tried(self, batch: Trial) -> None:
-        """One forward pass: model, data and loss fit together, and leave nothing behind."""
-        before = {name: buffer.clone() for name, buffer in self._plain.named_buffers()}
-        try:
-            with torch.no_grad():
-                outputs = self._plain(batch.inputs)
-                losses = self._loss(outputs, batch.targets)
-        except Exception as error:  # whatever the user's own code raises
-            raise InvalidInput(
-                "model",
-                f"does not fit the data (inputs {tuple(batch.inputs.shape)}, targets "
-                f"{tuple(batch.targets.shape)}): {_first_line(error)}",
-            ) from error
-        if losses.shape != (len(batch.inputs),):
-            raise InvalidInput(
-                "loss", f"must give one number per sample, got shape {tuple(losses.shape)}"
+        verdict = tried(self, parameters, inputs, targets)
+        self.why_alone, self.lanes_apart = verdict.why_alone, verdict.lanes_apart
+        if self.why_alone is not None:
+            log.warning(
+                "per-sample gradients by torch.func, each sample alone (slower, more memory): %s",
+                self.why_alone,
             )
-        for name, buffer in self._plain.named_buffers():
-            if not torch.equal(buffer, before[name]):
-                raise Unsupported(
-                    f"buffer {name} changes in the forward pass: statistics of private records "
-                    "would be released without noise"
-                )
+        return verdict.bytes_per_sample
 
-    def _alone(self, parameters: Tensor, x: Tensor, y: Tensor, order: Tensor) -> Tensor:
-        """Every row's gradient by automatic differentiation, one sample at a time [n, d]."""
-        real = torch.ones(1, len(x), dtype=torch.bool, device=x.device)
-        try:
-            full = self._by_func(parameters, x.unsqueeze(0), y.unsqueeze(0), real).written_out()
-        except Exception as error:  # whatever the user's own forward pass raises
-            raise Unsupported(
-                "per-sample gradients are not available for "
-                f"{', '.join(self._uncovered) or 'this model'}: {_first_line(error)}"
-            ) from error
-        return full[0]
-
-    def _refuse_memory(self, parameters: Tensor, batches: Sequence[Trial]) -> None:
-        """Two answers to one record: random (then never mind the rules), or a memory."""
-        with evaluating(self._plain):
-            calm = [self._alone(parameters, *batch) for batch in batches]
-        if not agree(calm[0][batches[1].order], calm[1]):
-            raise Unsupported(
-                "the model answers the same record in two ways: it keeps something of the records "
-                "it saw before, so clipping would bound nothing"
-            )
-        if self.book_keeping:
-            self._abandon_rules("the forward pass draws random numbers outside of dropout layers")
-
-    def _compared(
-        self, parameters: Tensor, batches: Sequence[Trial], alone: Sequence[Tensor]
-    ) -> int | None:
-        """Bytes per sample if the rules agree with automatic differentiation, else None."""
-        per_sample = 0
-        for (x, y, _), expected in zip(batches, alone, strict=True):
-            real = torch.ones(1, len(x), dtype=torch.bool, device=x.device)
-            try:
-                kept = self._by_book_keeping(parameters, x.unsqueeze(0), y.unsqueeze(0), real)
-                found = kept.written_out()[0]
-            except Exception as error:  # whatever the user's own forward pass raises
-                self._abandon_rules(f"the layer rules failed: {_first_line(error)}")
-                return None
-            if not agree(found, expected) and not self._agree_in_double(parameters, x, y):
-                self._abandon_rules(
-                    "samples of a batch see each other, or the forward pass does more than its "
-                    "layers show; every sample is computed alone"
-                )
-                return None
-            per_sample = kept.bytes_per_sample()
-        return per_sample
-
-    def _agree_in_double(self, parameters: Tensor, x: Tensor, y: Tensor) -> bool:
-        """The same comparison with more digits.
-
-        A normalisation of almost nothing magnifies rounding, and a kink turns it into a jump: both
-        look like a difference in float32, and only there.
-        """
-        x, y = (t.double() if t.is_floating_point() else t for t in (x, y))
-        real = torch.ones(1, len(x), dtype=torch.bool, device=x.device)
-        batch = (parameters.double(), x.unsqueeze(0), y.unsqueeze(0), real)
-        with in_double(self._model, self._plain):
-            try:
-                found = self._by_book_keeping(*batch).written_out()
-                expected = self._by_func(*batch).written_out()
-            except Exception:  # a forward pass that insists on float32
-                return False
-        return agree(found[0], expected[0])
-
-    def _abandon_rules(self, why: str) -> None:
-        self.book_keeping = False
-        self._explain(why)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    def copied(
+        self,
+        dtype: torch.dtype,
+        *,
+        why_alone: str | None = None,
+        lanes_apart: bool = False,
+        training: bool = True,
+    ) -> LaneModel:
+        """A copy to be tried and thrown away; its dropout layers drop nothing."""
+        copied = LaneModel(self._plain, self._loss).to(self._anchor.device)
+        copied.why_alone, copied.lanes_apart = why_alone, lanes_apart
+        for network in (copied._model, copied._plain):
+            drop_nothing(network)
+            if dtype == torch.float64:
+                network.double()
+            if not training:
+                network.eval()
+        return copied
 
 
 def _uncovered(model: nn.Module) -> list[str]:

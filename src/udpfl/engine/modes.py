@@ -1,11 +1,14 @@
-"""A model in another state for a while: evaluating, without dropout, in double precision."""
+"""A model in another state: evaluating, without dropout, computing in double precision."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 DROPOUT = nn.modules.dropout._DropoutNd
 """What every dropout layer is."""
@@ -23,35 +26,62 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-@contextmanager
-def in_double(*models: nn.Module) -> Iterator[None]:
-    """Parameters and buffers in double precision for a while; then the very tensors from before."""
-    modules = [module for model in models for module in model.modules()]
-    held = [(p, p.data) for model in models for p in model.parameters()]
-    buffers = [(m, n, b) for m in modules for n, b in m._buffers.items() if b is not None]
-    try:
-        for parameter, data in held:
-            parameter.data = data.double()
-        for module, name, buffer in buffers:
-            if buffer.is_floating_point():
-                module._buffers[name] = buffer.double()
-        yield
-    finally:
-        for parameter, data in held:
-            parameter.data = data
-        for module, name, buffer in buffers:
-            module._buffers[name] = buffer
+def drop_nothing(model: nn.Module) -> None:
+    """Set the rate of torch's own dropout layers to 0: a fair comparison is not random.
+
+    A subclass of one may draw from anywhere, so it stays as it is and counts as a random model.
+    """
+    for module in model.modules():
+        if isinstance(module, DROPOUT) and type(module).__module__ == DROPOUT.__module__:
+            module.p = 0.0
 
 
-@contextmanager
-def no_dropout(*models: nn.Module) -> Iterator[None]:
-    """Keep training mode, but let dropout layers drop nothing: a fair comparison is not random."""
-    layers = [m for model in models for m in model.modules() if isinstance(m, DROPOUT)]
-    rates = [layer.p for layer in layers]
-    for layer in layers:
-        layer.p = 0.0
-    try:
-        yield
-    finally:
-        for layer, rate in zip(layers, rates, strict=True):
-            layer.p = rate
+class InDouble(TorchFunctionMode):
+    """Within this context every torch function computes in double precision.
+
+    Parameters and buffers in double are not enough: many honest forward passes and losses write
+    `x.float()` or hold a tensor of class weights in float32, and torch refuses to mix the two. So
+    float32 tensors are widened where they are used, and requests for float32 are read as requests
+    for float64. Nothing is widened where it is written to, because the change would be lost in a
+    copy: a model that keeps something in a float32 tensor is refused here with a `TypeError`.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        name = func.__name__
+        if name == "__get__":  # an attribute such as `shape`
+            return func(*args)
+        kwargs = kwargs or {}
+        given = (*args, *kwargs.values())
+        target = kwargs["out"] if "out" in kwargs else given[0] if _writes(name) else None
+        if isinstance(target, Tensor) and target.dtype in _WIDER:
+            raise TypeError(f"{name} writes to a tensor of {target.dtype}")
+        func = torch.Tensor.double if func is torch.Tensor.float else func
+        result = func(*map(_widened, args), **{key: _widened(kwargs[key]) for key in kwargs})
+        return _widened(result) if isinstance(result, Tensor) else result
+
+
+_WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+_ASSIGNS = ("__setitem__", "__set__", "__iadd__", "__isub__", "__imul__", "__itruediv__",
+            "__ifloordiv__", "__imod__", "__ipow__")  # fmt: skip
+
+
+def _writes(name: str) -> bool:
+    """Whether a torch function changes its first argument; torch marks it by an underscore."""
+    return name in _ASSIGNS if name.endswith("__") else name.endswith("_")
+
+
+def _widened(value: Any) -> Any:
+    """The same argument, with 64 bits in the place of 32."""
+    if isinstance(value, Tensor):
+        return value.to(_WIDER[value.dtype]) if value.dtype in _WIDER else value
+    if isinstance(value, torch.dtype):
+        return _WIDER.get(value, value)
+    if type(value) in (list, tuple):
+        return type(value)(map(_widened, value))
+    return value

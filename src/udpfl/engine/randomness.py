@@ -79,7 +79,8 @@ class PrivateStream(ABC):
         with torch.random.fork_rng(devices=devices):
             torch.default_generator.manual_seed(seed)
             if devices:
-                torch.cuda.manual_seed(seed)
+                with torch.cuda.device(device):  # of several, the one that computes
+                    torch.cuda.manual_seed(seed)
             yield
 
 

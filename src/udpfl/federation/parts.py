@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import difflib
 import inspect
 import os
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
-from torch.func import vmap
 
 from udpfl import models
 from udpfl.algorithms import BUILT_IN as ALGORITHMS
@@ -25,11 +22,11 @@ from udpfl.data import BUILT_IN as DATA
 from udpfl.data import DataSet, as_dataset
 from udpfl.data.records import Array, Task
 from udpfl.engine import Loss
-from udpfl.errors import InvalidInput, Unsupported
+from udpfl.errors import InvalidInput
+from udpfl.federation.features import FixedPart
 from udpfl.federation.schedule import learning_rate
 from udpfl.plugins import resolve
 
-_PREPARED = 250
 OWN = "own"
 """Stands for a model or data set that was handed over in Python."""
 
@@ -106,45 +103,19 @@ def network_of(settings: Config, model: nn.Module | None, data: DataSet) -> nn.M
     )
 
 
-def prepared(network: nn.Module, inputs: Array, device: torch.device) -> Tensor:
+def prepared(
+    network: nn.Module, inputs: Array, device: torch.device, parameter: str = "data"
+) -> Tensor:
     """The inputs on the device, after the fixed part of the network if it has one.
 
     A network may offer `precompute`, a transformation without parameters of its own, one record at
     a time, whose result its `forward` takes in place of the input: it is then computed once per
-    record, not once per step. Each record is given to it alone, so no record can show in another.
+    record, not once per step.
     """
     tensor = torch.from_numpy(inputs)
     if not hasattr(network, "precompute"):
         return tensor.to(device)
-    fixed: Any = copy.deepcopy(network).to(device).eval()
-
-    def alone(record: Tensor) -> Tensor:
-        features: Tensor = fixed.precompute(record.unsqueeze(0)).squeeze(0)
-        return features
-
-    def one_by_one(records: Tensor) -> Tensor:
-        return torch.stack([alone(record) for record in records])
-
-    together: Callable[[Tensor], Tensor] = vmap(alone)
-    buffers = [buffer.clone() for buffer in fixed.buffers()]
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "There is a performance drop")
-        first = tensor[:2].to(device)
-        try:
-            before = together(first)
-        except Exception:  # vmap does not know everything; one by one is as right, and slower
-            together, before = one_by_one, one_by_one(first)
-        features = before.new_empty(len(tensor), *before.shape[1:])
-        for start in range(0, len(tensor), _PREPARED):
-            rows = slice(start, start + _PREPARED)
-            features[rows] = together(tensor[rows].to(device))
-        after = together(first)
-    if not torch.equal(before, after) or not all(map(torch.equal, buffers, fixed.buffers())):
-        raise Unsupported(
-            "the model's `precompute` gives the same record two answers: it draws random numbers, "
-            "or it keeps something of the records it saw, and one would show in another"
-        )
-    return features
+    return FixedPart(network, device, parameter).features(tensor)
 
 
 def algorithm_of(settings: Config) -> Algorithm:

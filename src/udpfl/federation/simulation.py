@@ -41,6 +41,7 @@ from udpfl.federation.parts import (
     network_of,
     prepared,
 )
+from udpfl.federation.ranges import require_range
 from udpfl.federation.rounds import Federation, listed
 from udpfl.federation.shares import assumptions, divided, fitted, require_public
 from udpfl.federation.shuffler import NOTE, Shuffler, shuffle_notes
@@ -52,6 +53,8 @@ from udpfl.report import write_report
 
 log = logging.getLogger(__name__)
 
+_TRIED = 8
+"""Test records from all over the split that a model is tried on."""
 _CHANGED = (
     "the ledger knows other data of this client as well; what is said here is about this data, and "
     "a record that is in both pays in both"
@@ -112,9 +115,11 @@ def run(
     start = lane_model.initial().to(device)
     inputs = prepared(network, dataset.train.inputs, device)
     targets = torch.from_numpy(dataset.train.targets).to(device)
-    test_inputs = prepared(network, dataset.test.inputs, device)
+    test_inputs = prepared(network, dataset.test.inputs, device, "data.test")
     test_targets = torch.from_numpy(dataset.test.targets).to(device)
-    per_sample = lane_model.check(start, test_inputs[:3], test_targets[:3])
+    require_range(lane_model, {"data": (inputs, targets), "data.test": (test_inputs, test_targets)})
+    some = torch.linspace(0, len(test_inputs) - 1, min(_TRIED, len(test_inputs))).long()
+    per_sample = lane_model.check(start, test_inputs[some], test_targets[some])
     rows = torch.from_numpy(public).to(device)
     algorithm.prepare(PublicData(lane_model, inputs[rows], targets[rows], settings.seed))
 

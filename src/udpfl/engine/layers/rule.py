@@ -9,7 +9,7 @@ are known:
     weighted  sum over samples of factor * gradient, in the precision of the factors
     each      every sample's gradient, written out (shared parameters, coordinate clipping)
 
-Before training `each` is checked against automatic differentiation on public records (`lanes.py`);
+Before training `each` is checked against automatic differentiation on public records (`trial.py`);
 that `norms` and `weighted` agree with it is what the tests are for.
 """
 
