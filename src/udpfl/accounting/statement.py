@@ -56,15 +56,16 @@ class PrivacyStatement:
         if self.kind == "none":
             return "not private: " + "; ".join(self.notes)
         relation = {"add-remove": "added or removed", "replace-one": "replaced"}[self.neighbours]
+        unit = {"record": "record", "client": "client with all its records,"}[self.unit]
         assumed = "".join(f"; {note}" for note in self.notes if note.startswith("assumes"))
         if self.kind == "nominal":
             return (
                 f"nominal ε = {shown(self.epsilon)} (scalar accounting, not a privacy guarantee); "
                 f"the guarantee is ε = {shown(self.vector_epsilon)} at δ = {self.delta:g}, "
-                f"one {self.unit} {relation}{assumed}"
+                f"one {unit} {relation}{assumed}"
             )
         return (
-            f"(ε = {shown(self.epsilon)}, δ = {self.delta:g})-DP for one {self.unit} {relation}, "
+            f"(ε = {shown(self.epsilon)}, δ = {self.delta:g})-DP for one {unit} {relation}, "
             f"by the {self.accountant} accountant{assumed}"
         )
 

@@ -107,16 +107,17 @@ def _draw_uniform(words: Sequence[Words], bits: Tensor, signed: Tensor, spare: T
     for fill, row in zip(words, bits, strict=True):
         fill(row)
     to_unit(signed.copy_(bits))
-    sizes = torch.abs(signed, out=spare)
-    if bool(sizes.amin() >= SECOND_WORD):
+    if bool(torch.abs(signed, out=spare).amin() >= SECOND_WORD):
         return
-    for fill, first, own, size in zip(words, bits, signed, sizes, strict=True):
-        places = (size < SECOND_WORD).nonzero().squeeze(1)
-        second = torch.empty_like(places)
-        fill(second)
-        whole = first[places] ^ (first[places] >> 63)
-        fraction = (second.double() + 2.0**63 + 0.5) * 2.0**-64
-        own[places] = torch.copysign((whole + fraction) * 2.0**-63, own[places])
+    places = (spare < SECOND_WORD).nonzero(as_tuple=True)
+    second = torch.empty_like(places[1])
+    counts = places[0].bincount(minlength=len(words)).tolist()
+    for fill, own in zip(words, second.split(counts), strict=True):
+        fill(own)
+    first = bits[places]
+    whole = first ^ (first >> 63)
+    fraction = (second.double() + 2.0**63 + 0.5) * 2.0**-64
+    signed[places] = torch.copysign((whole + fraction) * 2.0**-63, signed[places])
 
 
 class Noiseless(Noiser):

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from udpfl._version import __version__
+from udpfl.accounting import PrivacyStatement
+from udpfl.accounting.rounding import rounding_of_event
 from udpfl.accounting.statement import largest
 from udpfl.algorithms import PublicData
 from udpfl.config import Config, PrivacyConfig, dump, load
@@ -227,12 +229,22 @@ def run(
                 "device": str(device),
                 "parameters": lane_model.layout.dimension,
                 "clients": {n: s.to_dict() for n, s in statements.items()},
+                "rounding": _rounding(people, privacy),
                 "budgets": {site.participant.name: _held(ledger, site) for site in sites},
             },
         )
         _report(folder)
         announce(observers, "on_end", result)
     return result
+
+
+def _rounding(people: Sequence[Participant], privacy: PrivacyStatement) -> float:
+    """What rounding of noise adds to delta at most, for the client that has most of it."""
+    events = [event for person in people if (event := person.rest_event(0)) is not None]
+    most = max((rounding_of_event(own, privacy.epsilon).total for own in events), default=0.0)
+    if privacy.kind != "none" and most > privacy.delta / 100:
+        log.warning("rounding of the noise may add %.1g to a delta of %g", most, privacy.delta)
+    return most
 
 
 def _held(ledger: Ledger, site: Site) -> tuple[float, float] | None:

@@ -20,7 +20,9 @@ from udpfl.harmonizer.setting import Setting
 from udpfl.mechanisms import Staircase
 from udpfl.mechanisms.staircase import LARGEST_DECAY
 
-_BEYOND = 1 + 1e-6  # a clip computed in float32 may overshoot; no step may lie exactly there
+_BEYOND = 1 + 1e-6
+"""How far beyond the clip a step lies. A run moves its sums by less than the clip, rounding
+included (`engine.clipping.ROUNDING`); this is for clips that others compute, in float32."""
 _COARSE = 3e-4  # tolerance of the noise level during the search
 _DIVISORS = (16, 12, 8, 6, 5, 4, 3, 2, 1)  # periods tried, as parts of the shift of one coordinate
 _DEFAULT, _HALF, _FULL = -1.0, 0.5, 1.0  # splits tried

@@ -86,9 +86,10 @@ class Mechanism(ABC):
 
     @property
     def rounding(self) -> float:
-        """How far `draw` is off in double, in units of 2^-53 (|noise| + deviation), times how much
-        the density may change across such a distance. It only enters what is said of rounding."""
-        return 64.0
+        """Root mean square of the error of `draw` in double, in units of 2^-53 deviations, and four
+        times as much at most of |noise| and the deviation together. Measured against exact noise;
+        it enters what is said of rounding and nothing else."""
+        return 32.0
 
     @property
     def steepest(self) -> float:

@@ -40,8 +40,8 @@ class Gaussian(Mechanism):
 
     @property
     def rounding(self) -> float:
-        """With the radius of the pair in the place of |noise|."""
-        return 4.0
+        """Two numbers are off together: counted as if each were so by the root of two."""
+        return 3.0
 
     def log_density(self, x: ArrayLike) -> Floats:
         z = np.asarray(x, dtype=np.float64) / self.std

@@ -17,7 +17,7 @@ import numpy as np
 from udpfl.mechanisms.base import Mechanism
 
 _BITS = 10
-SECOND_WORD = 2.0**-20
+SECOND_WORD = 2.0**-16
 """Tail probability below which noise is made of two random words: 63 bits would leave gaps."""
 _BEYOND = 2.0**-60
 """Probability that any number of a run has noise further out than is looked at."""
@@ -26,10 +26,19 @@ _CONFIDENCE = 32.0
 
 
 class Rounding(NamedTuple):
-    """What rounding adds at most to the epsilon and the delta of exact noise."""
+    """What rounding adds at most to the epsilon and the delta of exact noise, in a whole run."""
 
     epsilon: float
     delta: float
+
+    @property
+    def total(self) -> float:
+        """What it adds at most to delta, where epsilon stays as it is.
+
+        P <= e^(epsilon + a) Q + delta is at most e^epsilon Q + e^a - 1 + delta, unless e^epsilon Q
+        is above 1 and there is nothing to show.
+        """
+        return math.expm1(self.epsilon) + self.delta
 
 
 def grid_of(mechanism: Mechanism) -> float:
@@ -38,23 +47,26 @@ def grid_of(mechanism: Mechanism) -> float:
 
 
 def rounding_of(noises: Iterable[tuple[Mechanism, int]], epsilon: float) -> Rounding:
-    """For so many numbers with noise of each mechanism, epsilon with exact noise.
+    """For so many numbers with noise of each mechanism, and the epsilon of exact noise.
 
-    If noise is off by at most e, the probability of a point of the grid is off by a factor within
+    Where noise is off by e, the probability of a point of the grid is off by a factor within
     e^(+-h), h = 2 e / grid. Over n numbers the factors multiply to one within e^(+-k), but for a
-    tiny probability, where k grows with the root of n: docs/mathematics.md, section 9.
+    tiny probability, where k grows with the root of n times the mean square of h:
+    docs/mathematics.md, section 9.
     """
-    squares, largest = 0.0, 0.0
+    squares, largest, epsilon = 0.0, 0.0, min(epsilon, 500.0)
     for mechanism, count in noises:
         std = mechanism.noise_std
         unit = 2 * std / grid_of(mechanism)
-        error = (mechanism.rounding + 1) * 2.0**-53 * unit
-        far = float(mechanism.magnitude(np.asarray(_BEYOND / count))) / std
-        squares += 12 * count * error**2
-        largest = max(largest, (1 + far) * error, 2.0**-63 / SECOND_WORD * unit)
+        error = (mechanism.rounding + 0.25) * 2.0**-53 * unit
+        beyond = np.asarray(_BEYOND * math.exp(-epsilon) / count)
+        far = float(mechanism.magnitude(beyond)) / std
+        squares += count * error**2
+        largest = max(largest, 4 * (1 + far) * error, 2.0**-63 / SECOND_WORD * unit)
     if not squares:
         return Rounding(0.0, 0.0)
-    unlikely = _CONFIDENCE + min(epsilon, 700.0)
+    unlikely = _CONFIDENCE + epsilon
     order = min(math.sqrt(unlikely / (0.6 * squares)), 0.1 / largest)
     within = 0.6 * order * squares + unlikely / order
-    return Rounding(2 * within, 3 * math.exp(-_CONFIDENCE))
+    # e^k in front of delta is in the hundredth that is added here.
+    return Rounding(2.01 * within, 3 * math.exp(-_CONFIDENCE))

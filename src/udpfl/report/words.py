@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from udpfl.accounting.events import Unit
+from udpfl.accounting.events import Neighbours, Unit
 from udpfl.accounting.statement import PrivacyStatement, shown
 from udpfl.harmonizer.charges import TRUST
 from udpfl.report.read import RunRecord
@@ -254,6 +254,24 @@ def _shown(epsilon: float) -> str:
     return "infinite" if math.isinf(epsilon) else shown(epsilon)
 
 
+def compared(unit: Unit, neighbours: Neighbours, trusted: bool) -> str:
+    """Who is hidden, and which two worlds cannot be told apart."""
+    if neighbours == "replace-one":
+        whole = "all records of one client, replaced by any others"
+        return "one record of one client, replaced by any other" if unit == "record" else whole
+    if unit == "record":
+        return "one record of one client: the comparison is between the data with and without it"
+    if trusted:
+        return (
+            "one client with all its records: the comparison is between the clients with and "
+            "without it"
+        )
+    return (
+        "all records of one client: the comparison is between what the client sends with them and "
+        "what it would send without any"
+    )
+
+
 def _whom(run: RunRecord, statement: PrivacyStatement) -> tuple[str, ...]:
     scope = (
         "every run that was charged to the same ledger for the same data "
@@ -261,14 +279,9 @@ def _whom(run: RunRecord, statement: PrivacyStatement) -> tuple[str, ...]:
         if run.shared_ledger
         else "this run; its ledger counts no other"
     )
-    whole = statement.unit == "client"
-    hidden = "all records of one client" if whole else "one record of one client"
     trusted = trusts_server(statement)
     return (
-        f"For {hidden}: the comparison is between the data with and without "
-        f"{'them' if whole else 'it'}."
-        if statement.neighbours == "add-remove"
-        else f"For {hidden}, replaced by any other{'s' if whole else ''}.",
+        f"For {compared(statement.unit, statement.neighbours, trusted)}.",
         "Against the other clients and everyone who sees the models, alone or together, even if "
         "they know all other records, the code and the settings. Not against the server: it "
         "receives the updates without noise and is trusted with them."
@@ -300,6 +313,22 @@ def _limits(run: RunRecord, statement: PrivacyStatement) -> tuple[str, ...]:
         "come from private records without noise and stay with the client in a real federation.",
         "The test records and any public records: accuracy and confusion are computed from them "
         "without noise.",
-        "Clients whose software is not this software, and what leaks by timing, logs or rounding "
-        "of floating-point numbers.",
+        "Clients whose software is not this software, and what leaks by timing or logs.",
+        _rounded(run),
     )
+
+
+def _rounded(run: RunRecord) -> str:
+    added = (run.summary or {}).get("rounding")
+    if not added:
+        return "Rounding: computers add noise in floating-point numbers, not in real ones."
+    return (
+        "Rounding: computers add noise in floating-point numbers, not in real ones. That adds "
+        f"{_up(added)} to δ at most."
+    )
+
+
+def _up(value: float) -> str:
+    """Two digits, rounded up."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 1) if value else 1.0
+    return f"{math.ceil(value / unit) * unit:.2g}"

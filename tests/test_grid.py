@@ -1,0 +1,414 @@
+"""Noise on a grid: nothing of what it is made of shows, at its centre or in its tail.
+
+The adversary of `udpfl.audit.lattice` looks at noise as it was made before (in double, from one
+word, rounded to float32 and no more), at noise that lacks one half of the remedy, and at the
+engine's own.
+"""
+
+from __future__ import annotations
+
+import math
+
+import mpmath as mp
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+import udpfl
+from tests.conftest import Logistic, Student
+from tests.small import blobs, linear
+from udpfl import Gaussian, Laplace, Staircase
+from udpfl.accounting import Composed, PoissonSampled, Release, Repeated, Sensitivity
+from udpfl.accounting.rounding import rounding_of_event
+from udpfl.audit.lattice import CENTRE, TAIL, LatticeTest, audit_lattice
+from udpfl.config import load
+from udpfl.engine import Entropy, Key, Keyed, MechanismNoiser, PrivateStream
+from udpfl.engine.noise import _draw_uniform
+from udpfl.mechanisms.arrays import to_unit
+from udpfl.mechanisms.grid import SECOND_WORD, Rounding, grid_of, rounding_of
+from udpfl.models import build
+
+NOISES = {
+    "gaussian": Gaussian(1.1),
+    "laplace": Laplace(0.77),
+    "staircase": Staircase(0.05, 0.05),
+    "steep staircase": Staircase(1.0, 1.0),
+    "logistic": Logistic(0.9),
+    "student": Student(0.9),
+}
+KEY = Key("run", "client", 1, 0)
+
+
+@given(st.floats(1e-12, 1e12))
+def test_the_grid_is_a_power_of_two_near_a_thousandth_of_the_deviation(std):
+    grid = grid_of(Gaussian(std))
+    assert math.frexp(grid)[0] == 0.5
+    assert std / 1024 <= grid < std / 512
+    assert grid**2 / 12 < 4e-7 * std**2  # what rounding adds to the variance
+
+
+@pytest.mark.parametrize("name", NOISES)
+@pytest.mark.parametrize("shape", [(1, 1), (3, 7), (2, 70_001)])
+def test_what_leaves_lies_on_the_grid(name, shape):
+    noise = NOISES[name]
+    sums = 3 * torch.randn(shape, dtype=torch.float64)
+    keys = [KEY._replace(client=str(i)) for i in range(shape[0])]
+    noisy = MechanismNoiser([noise] * shape[0]).add(sums, Entropy(), keys)
+    assert noisy.dtype == torch.float32
+    steps = noisy.double() / grid_of(noise)
+    few = steps.abs() < 2**24  # float32 itself is coarser beyond
+    assert few.double().mean() > 0.99
+    assert torch.equal(steps[few], steps[few].round())
+    assert not torch.equal(noisy.double(), sums)
+
+
+@pytest.mark.parametrize("name", NOISES)
+def test_noise_is_still_what_it_is_said_to_be(name):
+    """Around sums that are on no grid; too much and too little noise are told apart."""
+    noise, count = NOISES[name], 60_000
+    sums = torch.full((1, count), 0.1234567890123, dtype=torch.float64)
+    seen = MechanismNoiser([noise]).add(sums, Entropy(), [KEY]).double().numpy()[0]
+    x = seen - 0.1234567890123
+    exact = noise.sample(count, np.random.default_rng(0))
+    assert stats.ks_2samp(x, exact).pvalue > 1e-6
+    for wrong in (2 / 3, 3 / 2):
+        assert stats.ks_2samp(x, wrong * exact).pvalue < 1e-9
+    if name != "student":
+        assert abs(x.mean()) < 5 * noise.noise_std / math.sqrt(count)
+
+
+def test_a_large_sum_does_not_coarsen_the_noise():
+    """A sum of thousands of clips: noise on it is as on a small one, to the last step."""
+    noise, rest = Laplace(1.3), 0.1234567
+    plain, moved = (
+        MechanismNoiser([noise])
+        .add(torch.full((1, 500), size + rest, dtype=torch.float64), Keyed(3), [KEY])
+        .double()
+        for size in (0.0, 2.0**13)
+    )
+    assert torch.equal(plain, moved - 2.0**13)
+
+
+# The attacks
+
+
+def made_from(words, bits):
+    for fill, row in zip(words, bits, strict=True):
+        fill(row)
+    return to_unit(bits.double())
+
+
+class Before(MechanismNoiser):
+    """As it was: one word, added in double, rounded to float32."""
+
+    def add(self, sums, stream, keys):
+        words = [stream.words(key, sums.device) for key in keys]
+        bits = torch.empty(sums.shape, dtype=torch.int64)
+        return self.rounded(self.mechanisms[0].draw(made_from(words, bits)) + sums).float()
+
+    def rounded(self, noisy):
+        return noisy
+
+
+class SingleWords(Before):
+    """A grid, and tails of 63 bits."""
+
+    def rounded(self, noisy):
+        grid = grid_of(self.mechanisms[0])
+        return (noisy / grid).round() * grid
+
+
+class NoGrid(MechanismNoiser):
+    """Tails of two words, and no grid."""
+
+    def add(self, sums, stream, keys):
+        words = [stream.words(key, sums.device) for key in keys]
+        bits, (signed, spare) = (
+            torch.empty(sums.shape, dtype=torch.int64),
+            torch.empty(2, *sums.shape, dtype=torch.float64),
+        )
+        _draw_uniform(words, bits, signed, spare)
+        return (self.mechanisms[0].draw(signed) + sums).float()
+
+
+def refuted(noiser, noise, epsilon=1.0, numbers=10**8):
+    verdict = audit_lattice(noise, numbers, epsilon, noiser=noiser([noise]), trials=20_000)
+    return {test.event: test.proved > epsilon for test in verdict.tests}
+
+
+@pytest.mark.parametrize("name", NOISES)
+def test_the_engine_shows_nothing(name):
+    for epsilon in (0.1, 8.0):
+        assert not any(refuted(MechanismNoiser, NOISES[name], epsilon).values())
+
+
+@pytest.mark.parametrize("name", NOISES)
+def test_noise_as_it_was_shows_its_sum_at_the_centre_and_in_the_tail(name):
+    assert refuted(Before, NOISES[name]) == {"at the centre": True, "in the tail": True}
+
+
+@pytest.mark.parametrize("name", NOISES)
+def test_each_half_of_the_remedy_is_needed(name):
+    assert refuted(NoGrid, NOISES[name]) == {"at the centre": True, "in the tail": False}
+    if name != "gaussian":  # whose pairs leave no gaps as wide as the grid
+        assert refuted(SingleWords, NOISES[name]) == {"at the centre": False, "in the tail": True}
+
+
+def test_what_the_attack_was_first_found_with():
+    """Laplace noise of a million parameters, one release: two sums told apart by the centre."""
+    noise = Laplace(0.9)
+    found = audit_lattice(noise, 10**6, 1.0, noiser=Before([noise]), trials=5_000)
+    assert found.refuted
+    assert found.tests[0].told > 2e-8  # of 2^-44 a number; a wider window shows more
+
+
+def test_the_adversary_proves_no_more_than_it_saw():
+    passed = LatticeTest("", 1000, 1000, 1000, 10**6, 1e-6, 1.0, 1e-9, 0.05)
+    assert passed.told == 0
+    never = LatticeTest("", 1000, 0, 1000, 10**3, 1e-6, 1.0, 1e-9, 0.05)
+    assert 0.9e-3 < never.told < 1e-3
+    some = LatticeTest("", 900, 100, 1000, 10**3, 1e-6, 1.0, 1e-9, 0.05)
+    assert some.told < 1e-3 * (0.9 - math.e * 0.1)
+
+
+class Words(PrivateStream):
+    """First words of our choice; second ones come from the operating system."""
+
+    private = False
+
+    def __init__(self, first):
+        self._first = first
+
+    def _bits(self, key):
+        raise AssertionError
+
+    def words(self, key, device):
+        first, fresh = iter([self._first]), Entropy().words(key, device)
+
+        def fill(row):
+            given = next(first, None)
+            return fresh(row) if given is None else row.copy_(given)
+
+        return fill
+
+
+def test_a_second_word_fills_the_gaps_of_the_tail():
+    """The smallest first word stands for everything beyond 2^-63, and the second says where."""
+    noise, count = Laplace(1.0), 4_000
+    zero = torch.zeros(1, count, dtype=torch.float64)
+    seen = MechanismNoiser([noise]).add(zero, Words(torch.zeros(count, dtype=torch.int64)), [KEY])
+    sizes = seen.double().numpy()[0] + math.log(2.0**-63)  # beyond the last of 63 bits
+    assert sizes.min() > -0.01
+    assert stats.kstest(sizes, stats.expon.cdf).pvalue > 1e-6
+    negative = MechanismNoiser([noise]).add(
+        zero, Words(torch.full((count,), -1, dtype=torch.int64)), [KEY]
+    )
+    assert stats.kstest(-negative.double().numpy()[0] - 63 * math.log(2), "expon").pvalue > 1e-6
+
+
+def test_second_words_are_drawn_for_small_numbers_alone_and_lane_by_lane():
+    edge = int(SECOND_WORD * 2**63)
+    first = torch.tensor([edge - 1, edge, -edge, -edge - 1, 5, 2**62])
+    given, bits = Words(first), torch.empty(1, 6, dtype=torch.int64)
+    both = torch.empty(2, 1, 6, dtype=torch.float64)
+    _draw_uniform([given.words(KEY, torch.device("cpu"))], bits, both[0], both[1])
+    plain = to_unit(first.double())
+    again = both[0, 0] != plain
+    assert again.tolist() == [True, False, True, False, True, False]
+    assert (
+        (both[0, 0].abs() * 2**63).floor()[again] == torch.tensor([edge - 1, edge - 1, 5])
+    ).all()
+    assert torch.equal(both[0, 0].sign(), plain.sign())
+
+
+def test_noise_of_a_lane_does_not_depend_on_the_others():
+    """Second words are taken from a lane's own stream."""
+    noise, sums = Laplace(1.0), torch.zeros(3, 200_000, dtype=torch.float64)
+    keys = [KEY._replace(client=name) for name in "abc"]
+    together = MechanismNoiser([noise] * 3).add(sums, Keyed(1), keys)
+    for row, key in zip(together, keys, strict=True):
+        assert torch.equal(MechanismNoiser([noise]).add(sums[:1], Keyed(1), [key])[0], row)
+
+
+# Every release of a run
+
+
+PLAIN = {"rounds": 2, "learning_rate": 0.3, "averaging": 0.0}
+RUNS = {
+    "gradients": ({}, {}),
+    "counts": ({"clip_quantile": 0.5}, {}),
+    "updates": ({"unit": "client", "delta": 0.01}, {"algorithm": "scaffold"}),
+    "a trusted server": ({"unit": "client", "delta": 0.01}, {"algorithm": "dp-fedavg"}),
+    "downlink": (
+        {"unit": "client", "delta": 0.01},
+        {"algorithm": "nbafl", "rounds": 4, "options": {"exposures": 1}},
+    ),
+}
+PURPOSES = {
+    "gradients": {"noise"}, "counts": {"noise", "count"}, "updates": {"update"},
+    "a trusted server": {"noise"}, "downlink": {"update", "downlink"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", RUNS)
+def test_every_release_of_a_run_is_on_its_grid(case, tmp_path, monkeypatch):
+    seen, plain = {}, MechanismNoiser.add
+
+    def add(self, sums, stream, keys):
+        noisy = plain(self, sums, stream, keys)
+        for noise, key, row in zip(self.mechanisms, keys, noisy, strict=True):
+            seen.setdefault(key.purpose, []).append((noise, row.double()))
+        return noisy
+
+    monkeypatch.setattr(MechanismNoiser, "add", add)
+    privacy, training = RUNS[case]
+    result = udpfl.run(
+        {"out": str(tmp_path / "run"), "data": {"clients": 3}, "training": {**PLAIN, **training},
+         "privacy": {"mechanism": "gaussian", **privacy}},
+        data=blobs(), model=linear(),
+    )  # fmt: skip
+    assert result.privacy.kind == "guarantee"
+    assert set(seen) == PURPOSES[case]
+    for released in seen.values():
+        for noise, row in released:
+            assert torch.equal((row / grid_of(noise)).round() * grid_of(noise), row)
+
+
+# What is said of rounding
+
+
+def exact_laplace(noise, signed):
+    return [mp.sign(s) * -mp.mpf(noise.scale) * mp.log(abs(s)) for s in signed]
+
+
+def exact_staircase(noise, signed):
+    """By the position within a period, from the share of the period's mass that is passed."""
+    decay, period, split = map(mp.mpf, (noise.decay, noise.period, noise.split))
+    b = mp.e**-decay
+    found = []
+    for s in signed:
+        periods = mp.floor(-mp.log(abs(s)) / decay)
+        passed = (1 - abs(s) * mp.e ** (decay * periods)) / (1 - b)
+        mass = passed * (split + b * (1 - split))
+        place = mass if mass <= split else split + (mass - split) / b
+        found.append(mp.sign(s) * period * (periods + place))
+    return found
+
+
+def exact_gaussian(noise, signed):
+    half = len(signed) // 2
+    radius = [mp.mpf(noise.std) * mp.sqrt(-2 * mp.log(abs(s))) for s in signed[:half]]
+    angle = [mp.pi * s for s in signed[half:]]
+    turned = [(r * mp.cos(a), r * mp.sin(a)) for r, a in zip(radius, angle, strict=True)]
+    return [x for x, _ in turned] + [y for _, y in turned]
+
+
+@pytest.mark.parametrize(
+    ("noise", "exact", "together"),
+    [
+        (Gaussian(1.7), exact_gaussian, math.sqrt(2)), (Laplace(1.3), exact_laplace, 1.0),
+        (Staircase(0.05, 0.05), exact_staircase, 1.0), (Staircase(1.0, 1.0), exact_staircase, 1.0),
+        (Staircase(3.0, 1.0), exact_staircase, 1.0),
+        (Staircase(0.5, 1.0, 1.0), exact_staircase, 1.0),
+    ],
+)  # fmt: skip
+def test_noise_is_as_exact_as_is_said(noise, exact, together):
+    """Against 50 digits: the root mean square, and far out in the tail."""
+    rng, unit = np.random.default_rng(0), 2.0**-53 * noise.noise_std
+    ordinary = rng.uniform(-1, 1, 4_000)
+    far = np.copysign(2.0 ** -rng.uniform(0, 100, 1_000), rng.uniform(-1, 1, 1_000))
+    if isinstance(noise, Gaussian):
+        far = np.concatenate([far, rng.uniform(-1, 1, 1_000)])
+    errors = {}
+    for name, signed in (("ordinary", ordinary), ("far", far)):
+        got = noise.draw(torch.from_numpy(signed.copy())).numpy()
+        with mp.workdps(50):
+            wanted = exact(noise, [mp.mpf(float(s)) for s in signed])
+            errors[name] = np.array(
+                [float((mp.mpf(float(g)) - w) / unit) for g, w in zip(got, wanted, strict=True)]
+            )
+            sizes = np.array([abs(float(w)) for w in wanted]) / noise.noise_std
+    added = 0.5  # adding the rest of the sum rounds once more
+    assert together * (np.sqrt((errors["ordinary"] ** 2).mean()) + added) <= noise.rounding
+    if isinstance(noise, Gaussian):  # off by a part of the radius of its pair
+        sizes = np.tile(np.hypot(*sizes.reshape(2, -1)), 2)
+    assert (np.abs(errors["far"]) <= 4 * noise.rounding * (1 + sizes)).all()
+
+
+@given(st.integers(0, 2**32), st.floats(1e-6, 1e-2), st.floats(1.0, 6.0))
+def test_small_factors_multiply_as_is_said(seed, most, exponent):
+    """D_a of two distributions whose probabilities differ by factors within e^(+-h) is at most
+    0.6 a E h^2, for orders up to 0.1 / max h: directly, for a thousand points."""
+    rng = np.random.default_rng(seed)
+    q = rng.dirichlet(np.ones(1000))
+    h = most * rng.uniform(0, 1, 1000) ** exponent
+    p = q * np.exp(h * rng.choice([-1, 1], 1000) * 0.5)
+    p /= p.sum()
+    factor = np.abs(np.log(p / q))
+    order = max(12.0, 0.1 / factor.max())
+    divergence = math.log(float((q * (p / q) ** order).sum())) / (order - 1)
+    assert divergence <= 0.6 * order * float((q * factor**2).sum()) * (1 + 1e-9)
+
+
+def test_what_rounding_adds_grows_with_the_root_of_the_numbers():
+    few, many = (rounding_of([(Gaussian(1.0), n)], 8.0) for n in (10**8, 4 * 10**8))
+    assert many.epsilon == pytest.approx(2 * few.epsilon, rel=0.05)
+    assert few.delta == many.delta < 1e-13
+    split = rounding_of([(Gaussian(1.0), 10**8)] * 4, 8.0)
+    assert split.epsilon == pytest.approx(many.epsilon, rel=1e-6)
+    assert rounding_of([], 8.0) == Rounding(0.0, 0.0)
+    assert math.isfinite(rounding_of([(Laplace(1.0), 10)], math.inf).total)
+    assert Rounding(0.1, 0.2).total == pytest.approx(math.exp(0.1) - 0.8)
+
+
+def test_an_event_is_rounded_once_for_every_number_it_releases():
+    release = Release(Laplace(1.0), Sensitivity(1.0, "l2", 1000))
+    event = Composed((Repeated(PoissonSampled(0.1, release), 30), Repeated(release, 12)))
+    found, wanted = rounding_of_event(event, 3.0), rounding_of([(Laplace(1.0), 42_000)], 3.0)
+    assert found.epsilon == pytest.approx(wanted.epsilon, rel=0.02)
+    one = Repeated(PoissonSampled(0.1, release), 42)
+    assert rounding_of_event(one, 3.0) == wanted
+    unknown = Release(Gaussian(1.0), Sensitivity(1.0, "l2"))
+    assert rounding_of_event(unknown, 3.0) == Rounding(0.0, 0.0)
+
+
+SHAPES = {
+    "mnist5k": ((1, 28, 28), 10), "mnist": ((1, 28, 28), 10), "cifar10": ((3, 32, 32), 10),
+    "medical-mnist": ((1, 28, 28), 6), "utkface": ((3, 32, 32), 2),
+    "gefcom2012-wind": ((7, 72), 48),
+}  # fmt: skip
+"""Records and outputs of the data sets: what counts is the number of parameters."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["default", "mnist", "cifar10", "cifar10-scattering", "medical-mnist", "utkface", "wind"],
+)
+def test_what_rounding_adds_is_a_hundredth_of_delta_in_every_shipped_configuration(name):
+    config = load(f"configs/{name}.toml")
+    shape, outputs = SHAPES[config.data.name]
+    network = build(config.model.name, shape, outputs, seed=0, **config.model.options)
+    dimension = sum(p.numel() for p in network.parameters())
+    numbers = dimension * config.training.rounds * config.training.local_steps
+    for noise in (Gaussian(1.0), Laplace(1.0)):
+        total = rounding_of([(noise, numbers)], config.privacy.epsilon).total
+        assert total < config.privacy.delta / 100
+
+
+def test_a_run_says_what_rounding_adds(tmp_path):
+    result = udpfl.run(
+        {"out": str(tmp_path / "run"), "data": {"clients": 3}, "training": {"rounds": 2}},
+        data=blobs(), model=linear(),
+    )  # fmt: skip
+    summary = (result.folder / "summary.json").read_text()
+    assert '"rounding"' in summary
+    assert "That adds" in result.report.read_text()
+    assert "Rounding: computers add noise" in result.report.read_text()
+
+
+def test_windows_are_where_the_lattice_shows():
+    assert CENTRE.probability == 2.0**-44
+    assert TAIL.probability == pytest.approx(2.0**-60, rel=0.1)
