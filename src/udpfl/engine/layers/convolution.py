@@ -19,9 +19,9 @@ from udpfl.engine.layers.rule import (
     Rule,
     Use,
     gram_norm,
+    put_products,
+    put_weighted,
     sizes,
-    summed_products,
-    weighted_sum,
     writing_pays,
 )
 
@@ -244,17 +244,19 @@ class Convolution(Rule):
             for name, full in use.written.items()
         }
 
-    def weighted(self, use: Use, factors: Tensor) -> Named:
-        if use.written:
-            total = weighted_sum(factors, self._product_order(use.written["weight"]))
-        else:
-            total = self._product(use, factors)
-        named = {"weight": self._module_order(total)}
-        if self.module.bias is not None:
-            named["bias"] = weighted_sum(factors, self._bias(use))  # the numbers that were measured
-        return named
+    def put_weighted(self, use: Use, factors: Tensor, total: Named) -> None:
+        if "weight" in total:
+            weight = self.module.weight
+            sums = factors.new_empty(use.lanes, weight.shape[0], weight[0].numel())
+            if use.written:
+                put_weighted(factors, self._product_order(use.written["weight"]), sums)
+            else:
+                self._put_products(use, factors, sums)
+            total["weight"].copy_(self._module_order(sums))
+        if "bias" in total:
+            put_weighted(factors, self._bias(use), total["bias"])  # the numbers that were measured
 
-    def _product(self, use: Use, factors: Tensor) -> Tensor:
+    def _put_products(self, use: Use, factors: Tensor, sums: Tensor) -> None:
         """Sum over samples and positions [L, O, kh * kw * C / groups], nothing written out."""
         patches = self._patches(self._image(use.x)) if use.kept is None else use.kept
         # [N, groups, P, .] as [L * groups, B, P, .]
@@ -262,8 +264,8 @@ class Convolution(Rule):
             t.unflatten(0, (use.lanes, -1)).transpose(1, 2).flatten(0, 1)
             for t in (self._gradient_rows(use), patches)
         )
-        total = summed_products(factors.repeat_interleave(self._groups, 0), patches, rows)
-        return total.view(use.lanes, -1, total.shape[-1])
+        by_group = sums.view(use.lanes * self._groups, -1, sums.shape[-1])
+        put_products(factors.repeat_interleave(self._groups, 0), patches, rows, by_group)
 
 
 def _side_by_side(x: Tensor, lanes: int) -> Tensor:
