@@ -1,12 +1,14 @@
 """One round of the engine in two versions of this package, side by side.
 
-    python benchmarks/versions.py --before REVISION|FOLDER [--rounds 15] [--models cnn-small cnn]
-                                  [--device cpu] [--save results/versions-cpu.json]
+    python benchmarks/versions.py --before REVISION|FOLDER [--rounds 10] [--starts 5]
+                                  [--models cnn-small cnn] [--device cpu] [--save FILE]
 
 Each version has a process of its own and trains the same workload (that of `training.py`: 10 of 20
-clients, 10 local steps on Poisson samples of 25 MNIST-shaped records). They take turns, A B B A, so
-that a busy machine slows both alike; the first turn of each warms up. The ratio is the median round
-of this version over that of the other. FOLDER holds a checkout; a revision is taken from git.
+clients, 10 local steps on Poisson samples of 25 MNIST-shaped records), on the same samples. They
+take turns, A B B A, so that a busy machine slows both alike; the first turn of each warms up. As
+some processes are lucky with their memory and others are not, they are started several times. The
+ratio is the median over all turns of the round of this version over that of the other. FOLDER holds
+a checkout; a revision is taken from git.
 """
 
 from __future__ import annotations
@@ -50,13 +52,25 @@ class Version:
         return float(self._process.stdout.readline())
 
     def end(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+        self._process.communicate()
 
 
-def measure(before: Path, model: str, rounds: int, device: str) -> dict[str, Any]:
-    """Seconds of every round of both versions, and the ratio of their medians."""
+def measure(before: Path, model: str, rounds: int, starts: int, device: str) -> dict[str, Any]:
+    """Seconds of every round of both versions, and the median of their ratios."""
+    took: dict[str, list[float]] = {BEFORE: [], NOW: []}
+    for _ in range(starts):
+        for name, seconds in _one_start(before, model, rounds, device).items():
+            took[name] += seconds
+    ratios = [now / old for old, now in zip(took[BEFORE], took[NOW], strict=True)]
+    return {
+        "model": model,
+        "ratio": round(statistics.median(ratios), 3),
+        "seconds": {name: [round(own, 4) for own in seconds] for name, seconds in took.items()},
+    }
+
+
+def _one_start(before: Path, model: str, rounds: int, device: str) -> dict[str, list[float]]:
+    """The rounds of two new processes."""
     sources = {BEFORE: before / "src", NOW: ROOT / "src"}
     versions = {name: Version(source, model, device) for name, source in sources.items()}
     took: dict[str, list[float]] = {BEFORE: [], NOW: []}
@@ -65,12 +79,7 @@ def measure(before: Path, model: str, rounds: int, device: str) -> dict[str, Any
             took[name].append(versions[name].round())
     for version in versions.values():
         version.end()
-    medians = {name: statistics.median(seconds[1:]) for name, seconds in took.items()}
-    return {
-        "model": model,
-        "ratio": round(medians[NOW] / medians[BEFORE], 3),
-        "seconds": {name: [round(own, 4) for own in seconds[1:]] for name, seconds in took.items()},
-    }
+    return {name: seconds[1:] for name, seconds in took.items()}
 
 
 @contextmanager
@@ -93,7 +102,7 @@ def serve(model: str, device: str) -> None:
     from workload import CLIP, Workload
 
     from udpfl import Gaussian
-    from udpfl.engine import Entropy, LaneModel, Lanes, MechanismNoiser, NormClipper, train_round
+    from udpfl.engine import Keyed, LaneModel, Lanes, MechanismNoiser, NormClipper, train_round
     from udpfl.engine.limits import choose_limits
 
     work, where = Workload(model), torch.device(device)
@@ -119,10 +128,11 @@ def serve(model: str, device: str) -> None:
         "auto", lanes=lanes, dimension=own.layout.dimension, bytes_per_sample=per_sample,
         memory=2048 << 20, chunk=None, device=where, threads=torch.get_num_threads(),
     )  # fmt: skip
+    stream = Keyed(0)  # the same samples in both versions
     for number, _ in enumerate(sys.stdin):
         began = time.perf_counter()
         parameters = start.expand(lanes, -1)
-        trained = train_round(own, x, y, parameters, everyone, number, Entropy(), limits)
+        trained = train_round(own, x, y, parameters, everyone, number, stream, limits)
         float(trained.parameters.sum())  # waits for the device
         print(time.perf_counter() - began, flush=True)
 
@@ -130,7 +140,8 @@ def serve(model: str, device: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--before")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--starts", type=int, default=5)
     parser.add_argument("--models", nargs="+", default=["cnn-small", "cnn"])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--save", type=Path)
@@ -140,7 +151,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         serve(asked.serve, asked.device)
         return
     with checkout(asked.before) as before:
-        found = [measure(before, model, asked.rounds, asked.device) for model in asked.models]
+        found = [
+            measure(before, model, asked.rounds, asked.starts, asked.device)
+            for model in asked.models
+        ]
     for row in found:
         print(f"{row['model']}: {row['ratio']} times as long as {asked.before}")
     if asked.save:

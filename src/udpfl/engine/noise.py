@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from udpfl.engine.randomness import Key, PrivateStream, Words
-from udpfl.engine.scratch import SCRATCH
 from udpfl.errors import InvalidInput
 from udpfl.mechanisms import Mechanism
 from udpfl.mechanisms.arrays import to_unit
@@ -86,7 +85,7 @@ def _add(mechanism: Mechanism, sums: Tensor, noisy: Tensor, words: Sequence[Word
     in_units = mechanism.scaled(1 / grid)  # a power of two: exact
     lanes, columns = sums.shape
     size = max(1, min(columns, _COLUMNS) if sums.device.type == "cpu" else columns)
-    room = SCRATCH.take((3, lanes, size), sums.device)
+    room = torch.empty(3, lanes, size, dtype=torch.float64, device=sums.device)
     for start in range(0, columns, size):
         part = slice(start, min(start + size, columns))
         signed, spare, bits = room[..., : part.stop - start]

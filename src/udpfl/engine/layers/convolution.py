@@ -27,6 +27,8 @@ from udpfl.engine.layers.rule import (
 
 _WORTH_KEEPING = 1 << 16
 """Numbers in the patches of one sample, up to which one product beats torch's convolution."""
+_SHORT_RUN = 9
+"""Numbers side by side, below which a CPU copies them faster one by one."""
 
 
 class Convolution(Rule):
@@ -106,6 +108,7 @@ class Convolution(Rule):
         """Inputs under the kernel [N, groups, P, kh * kw * C / groups], P positions.
 
         One strided copy: `F.unfold` takes several times as long, and on CUDA a launch per sample.
+        Where it would copy a few numbers at a time, to look each one up takes half as long.
         """
         (top, left), (dy, dx), (sy, sx) = self._padding, self._dilation, self._stride
         height, width = self._output_size(image)
@@ -115,10 +118,14 @@ class Convolution(Rule):
         samples, channels = rows.shape[0], rows.shape[3]
         n, y, x, c = rows.stride()
         groups, own = self._groups, channels // self._groups
-        patches = rows.as_strided(
-            (samples, groups, height, width, *self._kernel, own),
-            (n, own * c, sy * y, sx * x, dy * y, dx * x, c),
-        ).reshape(samples, groups, height * width, math.prod(self._kernel) * own)
+        size = (groups, height, width, *self._kernel, own)
+        stride = (own * c, sy * y, sx * x, dy * y, dx * x, c)
+        if rows.device.type == "cpu" and self._kernel[1] * own < _SHORT_RUN:
+            places = torch.arange(n).as_strided(size, stride).flatten()
+            patches = rows.flatten(1).index_select(1, places)
+        else:
+            patches = rows.as_strided((samples, *size), (n, *stride))
+        patches = patches.reshape(samples, groups, height * width, math.prod(self._kernel) * own)
         return patches.contiguous()  # in one dimension they may still be a view that overlaps
 
     def _gradient_rows(self, use: Use) -> Tensor:

@@ -23,8 +23,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from udpfl.engine.scratch import SCRATCH
-
 Named = dict[str, Tensor]
 """Tensors by the name of the layer's parameter: "weight", "bias"."""
 
@@ -143,7 +141,7 @@ def put_weighted(factors: Tensor, full: Tensor, total: Tensor) -> None:
     sums = factors.new_zeros(lanes, 1, width)  # lanes side by side, as batched products want them
     for start in range(0, samples, max(1, step)):
         part = slice(start, min(start + max(1, step), samples))
-        own = _in_precision(rows[:, part], factors.dtype)
+        own = rows[:, part].to(factors.dtype)
         sums.baddbmm_(weights[:, :, part], own, beta=int(start > 0))
     total.copy_(sums.view(total.shape))
 
@@ -162,16 +160,11 @@ def put_products(factors: Tensor, a: Tensor, b: Tensor, total: Tensor) -> None:
     sums = total if total.is_contiguous() else torch.empty_like(total)
     for start in range(0, max(1, samples), step):  # no samples sum up to zero
         part = slice(start, start + step)
-        inputs = _in_precision(a[:, part].flatten(1, 2), factors.dtype)
+        inputs = a[:, part].flatten(1, 2).to(factors.dtype)
         rows = scaled[:, part].flatten(1, 2).transpose(1, 2)
         sums.baddbmm_(rows, inputs, beta=int(start > 0))
     if sums is not total:
         total.copy_(sums)
-
-
-def _in_precision(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The same numbers, in memory that the next call uses again if they have to be converted."""
-    return x if x.dtype == dtype else SCRATCH.take(tuple(x.shape), x.device).copy_(x)
 
 
 def gram_norm(a: Tensor, b: Tensor) -> Tensor:
