@@ -397,6 +397,19 @@ def test_what_rounding_adds_grows_with_the_root_of_the_numbers():
     assert Rounding(0.1, 0.2).total == pytest.approx(math.exp(0.1) - 0.8)
 
 
+@pytest.mark.parametrize("noise", [Gaussian(1.0), Laplace(3.0)], ids=lambda noise: noise.name)
+def test_what_is_said_covers_both_worlds_rounded_in_opposite_ways(noise):
+    """Each point of the grid off by a factor e^h in one world and e^-h in the other, or the other
+    way round, as often as not: the logarithms of n such numbers add up to a normal law."""
+    numbers = 10**8
+    h = 2 * (noise.rounding + 0.25) * 2.0**-53 * noise.noise_std / grid_of(noise)
+    for epsilon in (0.1, 8.0):
+        found = rounding_of([(noise, numbers)], epsilon)
+        spread = 2 * h * math.sqrt(numbers)
+        assert stats.norm.sf(found.epsilon / spread) <= found.delta
+        assert found.epsilon < 12 * spread
+
+
 def test_an_event_is_rounded_once_for_every_number_it_releases():
     release = Release(Laplace(1.0), Sensitivity(1.0, "l2", 1000))
     event = Composed((Repeated(PoissonSampled(0.1, release), 30), Repeated(release, 12)))

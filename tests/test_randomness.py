@@ -58,7 +58,11 @@ class TestBoth:
             KEY._replace(round=4),
             KEY._replace(step=3),
             KEY._replace(purpose="sampling"),
-            Key("run", "client3", 2, 2),
+            # Parts that run into each other if nothing stands between them.
+            Key("runc", "lient", 3, 2),
+            Key("run", "client3", 2, 1),
+            Key("run", "client", 32, 1),
+            Key("run", "client", 3, 21),
         ]
         rows = words(stream, keys, 20_000)
         assert len(np.unique(rows)) == rows.size
