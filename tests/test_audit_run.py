@@ -396,7 +396,7 @@ def test_a_trusted_server_that_does_not_clip_is_found(tmp_path, monkeypatch):
 
 def test_noise_that_does_not_keep_the_pace_is_found(tmp_path, monkeypatch):
     """Every round is charged by its own noise, and all have the same."""
-    training, privacy = TRUSTED, 'pace = "increasing"\npace_ratio = 4.0'
+    training, privacy = TRUSTED, 'pace = "increasing"\npace_ratio = 8.0'
     kept = audited(tmp_path, training, privacy)
     assert [verdict.claim for verdict in kept[::2]] == [
         "client-0 as a whole, round 3",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import scaling
 import stages
 import tables
 import training
+import versions
 import workload
 from workload import TOY, Used, Workload
 
@@ -116,6 +118,20 @@ def test_one_run_of_the_scaling_benchmark() -> None:
     assert len(found["seconds"]) == 1
     assert found["peak_mib"] >= 0.95 * found["before_mib"] > 0  # the kernel counts in batches
     assert found["records_mib"] == pytest.approx(160 * (28 * 28 * 4 + 8) / 2**20)
+
+
+def test_two_versions_take_turns_and_the_median_of_their_ratios_counts() -> None:
+    found = versions.measure(versions.ROOT, "logistic", rounds=3, starts=2, device="cpu")
+    old, new = found["seconds"]["before"], found["seconds"]["now"]
+    assert len(old) == len(new) == 6
+    assert 0 < min(n / o for o, n in zip(old, new, strict=True)) <= found["ratio"] * 1.1
+
+
+def test_a_version_is_a_folder_or_a_revision() -> None:
+    with versions.checkout(str(versions.ROOT)) as folder:
+        assert folder == versions.ROOT
+    with pytest.raises(subprocess.CalledProcessError), versions.checkout("no-such-revision"):
+        pass
 
 
 def test_a_straight_line_and_a_flat_one() -> None:

@@ -7,6 +7,10 @@ import dataclasses
 import itertools
 import logging
 import math
+import os
+import platform
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -1140,3 +1144,27 @@ def test_noise_does_not_betray_the_sum_by_the_lattice_it_lies_on(kind):
     steps = torch.exp(-small) * 2**24
     off = (steps - steps.round()).abs().mean()
     assert off > 0.2  # a quarter where nothing shows; 0.01 for noise made in float32
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+@pytest.mark.parametrize(("chosen", "kept"), [({}, True), ({"GLIBC_TUNABLES": ""}, False)])
+def test_freed_memory_is_kept_unless_the_environment_has_chosen(chosen, kept):
+    """Then tensors like those before need no pages from the operating system."""
+    script = """if True:
+        import resource, torch
+        from udpfl.engine.allocation import keep_freed_memory
+        print(keep_freed_memory())
+        def faults():
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            several = [torch.ones(3 << 20) for _ in range(6)]
+            del several
+            return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+        print(min(faults() for _ in range(9)))
+    """
+    clean = {k: v for k, v in os.environ.items() if "MALLOC" not in k and k != "GLIBC_TUNABLES"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=clean | chosen, capture_output=True, check=True
+    )
+    said, faults = done.stdout.split()
+    assert said == str(kept).encode()
+    assert not kept or int(faults) < 100

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from udpfl.engine.layers import Named, Rule, Use, sizes, weighted_sum
+from udpfl.engine.layers import Named, Rule, Use, put_weighted, sizes
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,9 @@ class WrittenOut(Gradients):
         return size if p == 1 else size.sqrt()
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
-        return weighted_sum(factors, self._gradients)
+        total = factors.new_empty(len(factors), self._gradients.shape[2])
+        put_weighted(factors, self._gradients, total)
+        return total
 
     def written_out(self) -> Tensor:
         return self._gradients
@@ -135,16 +137,19 @@ class BookKept(Gradients):
         return torch.stack(uses).sum(0)
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
-        named: dict[str, Tensor] = {}
+        total = factors.new_empty(len(factors), self._layout.dimension)
+        named = self._layout.named(total)
+        unused = set(named)
         for tap in self._taps:
-            sums = tap.rule.weighted(tap.use, factors)
-            named |= {name: sums[own] for own, name in tap.parameters.items()}
+            own = {n: name for n, name in tap.parameters.items() if name not in self._shared}
+            if own:
+                tap.rule.put_weighted(tap.use, factors, {n: named[own[n]] for n in own})
+            unused -= set(own.values())
         for name in self._shared:  # the very numbers that were measured
-            named[name] = weighted_sum(factors, self._summed_uses(name))
-        for name, shape in zip(self._layout.names, self._layout.shapes, strict=True):
-            if name not in named:  # a parameter that the forward pass did not use
-                named[name] = factors.new_zeros(len(factors), *shape)
-        return self._layout.flat(named)
+            put_weighted(factors, self._summed_uses(name), named[name])
+        for name in unused - self._shared:  # parameters that the forward pass did not use
+            named[name].zero_()
+        return total
 
     def written_out(self) -> Tensor:
         lanes, batch = self.real.shape

@@ -15,7 +15,7 @@ from udpfl.mechanisms import Mechanism
 from udpfl.mechanisms.arrays import to_unit
 from udpfl.mechanisms.grid import SECOND_WORD, grid_of
 
-_COLUMNS = 1 << 16
+_COLUMNS = 1 << 17
 """Columns of noise that a CPU draws at once. A lane's noise depends on this and on its key, and not
 on how many lanes there are."""
 
@@ -78,35 +78,39 @@ class MechanismNoiser(Noiser):
 def _add(mechanism: Mechanism, sums: Tensor, noisy: Tensor, words: Sequence[Words]) -> None:
     """Noise for some lanes, a block of columns at a time.
 
-    Noise is drawn and added in double, in units of the grid, and rounded to a whole number of them.
-    The sum is split into such a number and the rest, so that the size of the sum does not decide
-    how noise is rounded.
+    Noise is drawn in double and in units of the grid, the sum is added in double, and the result is
+    rounded to a whole number of units. What rounds it is a function of the sum with its noise.
     """
     grid = grid_of(mechanism)
     in_units = mechanism.scaled(1 / grid)  # a power of two: exact
     lanes, columns = sums.shape
     size = max(1, min(columns, _COLUMNS) if sums.device.type == "cpu" else columns)
-    drawn = torch.empty(lanes, size, dtype=torch.int64, device=sums.device)
-    buffers = torch.empty(3, lanes, size, dtype=torch.float64, device=sums.device)
+    room = torch.empty(3, lanes, size, dtype=torch.float64, device=sums.device)
     for start in range(0, columns, size):
         part = slice(start, min(start + size, columns))
-        bits, (signed, rest, whole) = (t[..., : part.stop - start] for t in (drawn, buffers))
-        _draw_uniform(words, bits, signed, spare=rest)
-        noise = in_units.draw(signed)
-        torch.mul(sums[:, part], 1 / grid, out=rest)
-        torch.round(rest, out=whole)
-        noisy[:, part] = noise.add_(rest.sub_(whole)).round_().add_(whole).mul_(grid)
+        signed, spare, bits = room[..., : part.stop - start]
+        _draw_uniform(words, bits.view(torch.int64), signed, spare)
+        noisy[:, part] = in_units.draw(signed).add_(sums[:, part], alpha=1 / grid).round_()
+    noisy *= grid
 
 
 def _draw_uniform(words: Sequence[Words], bits: Tensor, signed: Tensor, spare: Tensor) -> None:
     """Fill `signed` with uniform numbers in [-1, 1], never 0: their size is the tail of the noise.
 
-    A word has 63 bits for it. Small numbers get those of a second word as well, so that no gaps
-    show far out: with k of the first and a fraction f of the second, the size is (k + f) 2^-63.
+    A word w has 63 bits for it. Small numbers get those of a second word as well, so that no gaps
+    show far out: with a fraction f in (0, 1) of that the number is (w + f) 2^-63, and w + 1/2 in
+    place of w + f for the others. On an accelerator all get one, as that costs less than a look.
     """
     for fill, row in zip(words, bits, strict=True):
         fill(row)
-    to_unit(signed.copy_(bits))
+    signed.copy_(bits)
+    if bits.device.type != "cpu":
+        for fill, row in zip(words, bits, strict=True):
+            fill(row)
+        signed += _fraction(bits)
+        signed *= 2.0**-63
+        return
+    to_unit(signed)
     if bool(torch.abs(signed, out=spare).amin() >= SECOND_WORD):
         return
     places = (spare < SECOND_WORD).nonzero(as_tuple=True)
@@ -114,10 +118,12 @@ def _draw_uniform(words: Sequence[Words], bits: Tensor, signed: Tensor, spare: T
     counts = places[0].bincount(minlength=len(words)).tolist()
     for fill, own in zip(words, second.split(counts), strict=True):
         fill(own)
-    first = bits[places]
-    whole = first ^ (first >> 63)
-    fraction = (second.double() + 2.0**63 + 0.5) * 2.0**-64
-    signed[places] = torch.copysign((whole + fraction) * 2.0**-63, signed[places])
+    signed[places] = (bits[places] + _fraction(second)) * 2.0**-63
+
+
+def _fraction(words: Tensor) -> Tensor:
+    """Uniform numbers that are never 0 or 1, however they are rounded."""
+    return words.double().mul_(2.0**-64 * (1 - 2.0**-50)).add_(0.5)
 
 
 class Noiseless(Noiser):

@@ -11,6 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from udpfl.engine.allocation import keep_freed_memory
 from udpfl.engine.clipping import LARGEST_BATCH, Clipped, Clipper
 from udpfl.engine.lanes import LaneModel
 from udpfl.engine.noise import Noiser
@@ -122,6 +123,8 @@ def train_round(
         )
         return part.train(parameters[which], correct)
 
+    if parameters.device.type == "cpu":
+        keep_freed_memory()
     with full_precision(parameters.device):
         if workers > 1:
             # torch's generators are shared by all threads. Nothing here is known to draw from

@@ -41,7 +41,7 @@ class Gaussian(Mechanism):
     @property
     def rounding(self) -> float:
         """Two numbers are off together: counted as if each were so by the root of two."""
-        return 3.0
+        return 2.0
 
     def log_density(self, x: ArrayLike) -> Floats:
         z = np.asarray(x, dtype=np.float64) / self.std

@@ -17,7 +17,7 @@ import numpy as np
 from udpfl.mechanisms.base import Mechanism
 
 _BITS = 10
-SECOND_WORD = 2.0**-16
+SECOND_WORD = 2.0**-20
 """Tail probability below which noise is made of two random words: 63 bits would leave gaps."""
 _BEYOND = 2.0**-60
 """Probability that any number of a run has noise further out than is looked at."""
@@ -58,11 +58,13 @@ def rounding_of(noises: Iterable[tuple[Mechanism, int]], epsilon: float) -> Roun
     for mechanism, count in noises:
         std = mechanism.noise_std
         unit = 2 * std / grid_of(mechanism)
-        error = (mechanism.rounding + 0.25) * 2.0**-53 * unit
+        lattice = 2.0**-63 / SECOND_WORD * unit  # at most, and 2^-53 of a deviation on average
+        error = (mechanism.rounding + 1) * 2.0**-53 * unit
         beyond = np.asarray(_BEYOND * math.exp(-epsilon) / count)
         far = float(mechanism.magnitude(beyond)) / std
         squares += count * error**2
-        largest = max(largest, 4 * (1 + far) * error, 2.0**-63 / SECOND_WORD * unit)
+        # Where a lattice shows most is so rare that ten times as much does no harm.
+        largest = max(largest, 4 * (1 + far) * error, lattice / 10)
     if not squares:
         return Rounding(0.0, 0.0)
     unlikely = _CONFIDENCE + epsilon

@@ -48,7 +48,7 @@ class Laplace(Mechanism):
 
     @property
     def rounding(self) -> float:
-        return 1.5
+        return 1.0
 
     def log_density(self, x: ArrayLike) -> Floats:
         return -np.abs(np.asarray(x, dtype=np.float64)) / self.scale - math.log(2 * self.scale)

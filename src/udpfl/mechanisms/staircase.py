@@ -106,7 +106,7 @@ class Staircase(Mechanism):
     @property
     def rounding(self) -> float:
         """Rounding grows on the lower steps, and the density jumps, both by up to e^decay."""
-        return 2 * math.exp(self.decay)
+        return math.exp(self.decay)
 
     def log_density(self, x: ArrayLike) -> Floats:
         y = np.abs(np.asarray(x, dtype=np.float64)) / self.period

@@ -6,7 +6,7 @@ from udpfl.engine.layers.affine import GroupNorm, LayerNorm
 from udpfl.engine.layers.convolution import Convolution
 from udpfl.engine.layers.embedding import Embedding
 from udpfl.engine.layers.linear import Linear
-from udpfl.engine.layers.rule import Named, Rule, Use, sizes, weighted_sum
+from udpfl.engine.layers.rule import Named, Rule, Use, put_weighted, sizes
 
 RULES: dict[type[nn.Module], type[Rule]] = {
     nn.Linear: Linear,
@@ -17,4 +17,4 @@ RULES: dict[type[nn.Module], type[Rule]] = {
     nn.Embedding: Embedding,
 }
 
-__all__ = ["RULES", "Named", "Rule", "Use", "sizes", "weighted_sum"]
+__all__ = ["RULES", "Named", "Rule", "Use", "put_weighted", "sizes"]

@@ -19,14 +19,16 @@ from udpfl.engine.layers.rule import (
     Rule,
     Use,
     gram_norm,
+    put_products,
+    put_weighted,
     sizes,
-    summed_products,
-    weighted_sum,
     writing_pays,
 )
 
 _WORTH_KEEPING = 1 << 16
 """Numbers in the patches of one sample, up to which one product beats torch's convolution."""
+_SHORT_RUN = 9
+"""Numbers side by side, below which a CPU copies them faster one by one."""
 
 
 class Convolution(Rule):
@@ -106,6 +108,7 @@ class Convolution(Rule):
         """Inputs under the kernel [N, groups, P, kh * kw * C / groups], P positions.
 
         One strided copy: `F.unfold` takes several times as long, and on CUDA a launch per sample.
+        Where it would copy a few numbers at a time, to look each one up takes half as long.
         """
         (top, left), (dy, dx), (sy, sx) = self._padding, self._dilation, self._stride
         height, width = self._output_size(image)
@@ -115,10 +118,14 @@ class Convolution(Rule):
         samples, channels = rows.shape[0], rows.shape[3]
         n, y, x, c = rows.stride()
         groups, own = self._groups, channels // self._groups
-        patches = rows.as_strided(
-            (samples, groups, height, width, *self._kernel, own),
-            (n, own * c, sy * y, sx * x, dy * y, dx * x, c),
-        ).reshape(samples, groups, height * width, math.prod(self._kernel) * own)
+        size = (groups, height, width, *self._kernel, own)
+        stride = (own * c, sy * y, sx * x, dy * y, dx * x, c)
+        if rows.device.type == "cpu" and self._kernel[1] * own < _SHORT_RUN:
+            places = torch.arange(n).as_strided(size, stride).flatten()
+            patches = rows.flatten(1).index_select(1, places)
+        else:
+            patches = rows.as_strided((samples, *size), (n, *stride))
+        patches = patches.reshape(samples, groups, height * width, math.prod(self._kernel) * own)
         return patches.contiguous()  # in one dimension they may still be a view that overlaps
 
     def _gradient_rows(self, use: Use) -> Tensor:
@@ -244,17 +251,19 @@ class Convolution(Rule):
             for name, full in use.written.items()
         }
 
-    def weighted(self, use: Use, factors: Tensor) -> Named:
-        if use.written:
-            total = weighted_sum(factors, self._product_order(use.written["weight"]))
-        else:
-            total = self._product(use, factors)
-        named = {"weight": self._module_order(total)}
-        if self.module.bias is not None:
-            named["bias"] = weighted_sum(factors, self._bias(use))  # the numbers that were measured
-        return named
+    def put_weighted(self, use: Use, factors: Tensor, total: Named) -> None:
+        if "weight" in total:
+            weight = self.module.weight
+            sums = factors.new_empty(use.lanes, weight.shape[0], weight[0].numel())
+            if use.written:
+                put_weighted(factors, self._product_order(use.written["weight"]), sums)
+            else:
+                self._put_products(use, factors, sums)
+            total["weight"].copy_(self._module_order(sums))
+        if "bias" in total:
+            put_weighted(factors, self._bias(use), total["bias"])  # the numbers that were measured
 
-    def _product(self, use: Use, factors: Tensor) -> Tensor:
+    def _put_products(self, use: Use, factors: Tensor, sums: Tensor) -> None:
         """Sum over samples and positions [L, O, kh * kw * C / groups], nothing written out."""
         patches = self._patches(self._image(use.x)) if use.kept is None else use.kept
         # [N, groups, P, .] as [L * groups, B, P, .]
@@ -262,8 +271,8 @@ class Convolution(Rule):
             t.unflatten(0, (use.lanes, -1)).transpose(1, 2).flatten(0, 1)
             for t in (self._gradient_rows(use), patches)
         )
-        total = summed_products(factors.repeat_interleave(self._groups, 0), patches, rows)
-        return total.view(use.lanes, -1, total.shape[-1])
+        by_group = sums.view(use.lanes * self._groups, -1, sums.shape[-1])
+        put_products(factors.repeat_interleave(self._groups, 0), patches, rows, by_group)
 
 
 def _side_by_side(x: Tensor, lanes: int) -> Tensor:

@@ -55,10 +55,11 @@ class Embedding(Rule):
         merged = self._merged(use)[1]
         return {"weight": sizes(merged.unflatten(0, (use.lanes, -1)), p)}
 
-    def weighted(self, use: Use, factors: Tensor) -> Named:
+    def put_weighted(self, use: Use, factors: Tensor, total: Named) -> None:
         if use.written:
-            return super().weighted(use, factors)
+            super().put_weighted(use, factors, total)
+            return
         rows = self._merged(use)[1] * factors.reshape(-1, 1, 1)
         table = rows.new_zeros(use.lanes * self.module.num_embeddings, rows.shape[-1])
         table.index_add_(0, self._rows(use.x, use.lanes).flatten(), rows.flatten(0, 1))
-        return {"weight": table.view(use.lanes, *self.module.weight.shape)}
+        total["weight"].copy_(table.view(use.lanes, *self.module.weight.shape))

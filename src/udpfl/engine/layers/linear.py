@@ -12,9 +12,9 @@ from udpfl.engine.layers.rule import (
     Use,
     gram_norm,
     powers,
+    put_products,
+    put_weighted,
     sizes,
-    summed_products,
-    weighted_sum,
     writing_pays,
 )
 
@@ -74,14 +74,15 @@ class Linear(Rule):
             out["bias"] = sizes(b.sum(2), p)
         return out
 
-    def weighted(self, use: Use, factors: Tensor) -> Named:
+    def put_weighted(self, use: Use, factors: Tensor, total: Named) -> None:
         if use.written:
-            return super().weighted(use, factors)
+            super().put_weighted(use, factors, total)
+            return
         a, b = self._split(use)
-        out = {"weight": summed_products(factors, a, b)}
-        if self.module.bias is not None:
-            out["bias"] = weighted_sum(factors, b.sum(2))  # the very numbers that were measured
-        return out
+        if "weight" in total:
+            put_products(factors, a, b, total["weight"])
+        if "bias" in total:
+            put_weighted(factors, b.sum(2), total["bias"])  # the very numbers that were measured
 
 
 def _full_size(x: Tensor, p: int) -> Tensor:
@@ -89,6 +90,8 @@ def _full_size(x: Tensor, p: int) -> Tensor:
 
     Two such sizes are multiplied: one may vanish in float32 where the other one is huge.
     """
+    if x.device.type != "cpu":  # where double precision costs less than a look at the result
+        return powers(x.double(), p).flatten(2).sum(2)
     size = sizes(x, p)
     odd = (size < 1e-20) | (size > 1e30)
     if bool(odd.any()):  # each by itself: no sample decides how another one is measured

@@ -6,11 +6,11 @@ layer's input is computed. The gradients of its parameters come later, once the 
 are known:
 
     norms     sum over a parameter of |gradient|^p, per sample
-    weighted  sum over samples of factor * gradient, in the precision of the factors
+    weighted  sum over samples of factor * gradient, in double where anything was measured
     each      every sample's gradient, written out (shared parameters, coordinate clipping)
 
 Before training `each` is checked against automatic differentiation on public records (`trial.py`);
-that `norms` and `weighted` agree with it is what the tests are for.
+that `norms` and `put_weighted` agree with it is what the tests are for.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Named = dict[str, Tensor]
 
 _ROW = 256
 """Numbers that a norm adds up in float32; the sums of such rows are added in double."""
-_CONVERTED, _CONVERTED_ON_CPU = 1 << 25, 1 << 20
+_CONVERTED, _CONVERTED_ON_CPU = 1 << 25, 1 << 18
 """Numbers that are turned into double at once."""
 POSITIONS = 1 << 9
 """Positions whose products are added up in one go where they may cancel."""
@@ -90,11 +90,12 @@ class Rule(ABC):
             use.written.update(self.each(use))
         return {name: sizes(full, p) for name, full in use.written.items()}
 
-    def weighted(self, use: Use, factors: Tensor) -> Named:
-        """Sum over samples of factor * gradient [L, *shape]."""
+    def put_weighted(self, use: Use, factors: Tensor, total: Named) -> None:
+        """Write the sum over samples of factor * gradient to each total [L, *shape] given."""
         if not use.written:
             use.written.update(self.each(use))
-        return {name: weighted_sum(factors, full) for name, full in use.written.items()}
+        for name in total:
+            put_weighted(factors, use.written[name], total[name])
 
     def floats_written(self, use: Use) -> int:
         """Numbers per sample that this rule writes out beyond input and output gradient."""
@@ -114,52 +115,56 @@ def sizes(full: Tensor, p: int) -> Tensor:
     in the batch decides how it is computed.
     """
     rows = full.flatten(2).contiguous()
-    long = rows.shape[2] // _ROW
-    rest = powers(rows[..., long * _ROW :].double(), p).sum(2)
-    if not long:
-        return rest
-    short = rows[..., : long * _ROW].unflatten(2, (long, _ROW))
+    short = rows.shape[2] // _ROW * _ROW
+    if not short:
+        return powers(rows.double(), p).sum(2)
+    parts = rows[..., :short].unflatten(2, (-1, _ROW))
     if p == 1:
-        size = short.abs().sum(3).double().sum(2)
+        size = parts.abs().sum(3).double().sum(2)
     else:
-        size = torch.linalg.vector_norm(short, dim=3).double().square().sum(2)
+        size = torch.linalg.vector_norm(parts, dim=3).double().square().sum(2)
     overflown = ~torch.isfinite(size)
     if bool(overflown.any()):
-        size[overflown] = powers(short[overflown].double(), p).sum((1, 2))
-    return size + rest
+        size[overflown] = powers(parts[overflown].double(), p).sum((1, 2))
+    if short < rows.shape[2]:
+        size += powers(rows[..., short:].double(), p).sum(2)
+    return size
 
 
-def weighted_sum(factors: Tensor, full: Tensor) -> Tensor:
-    """Sum over samples of factors [L, B] * full [L, B, *shape], in the precision of the factors."""
+def put_weighted(factors: Tensor, full: Tensor, total: Tensor) -> None:
+    """Write the sum over samples of factors [L, B] * full [L, B, *shape] to a total [L, *shape], in
+    the precision of the factors, which is that of the total."""
     rows, weights = full.flatten(2), factors.unsqueeze(1)
     lanes, samples, width = rows.shape
-    if factors.dtype == full.dtype:
-        return torch.bmm(weights, rows).view(lanes, *full.shape[2:])
     most = _CONVERTED_ON_CPU if full.device.type == "cpu" else _CONVERTED
-    step = max(1, most // max(1, lanes * width))
-    total = weights.new_zeros(lanes, 1, width)
-    for start in range(0, samples, step):
-        part = slice(start, start + step)
-        total.baddbmm_(weights[:, :, part], rows[:, part].to(factors.dtype))
-    return total.view(lanes, *full.shape[2:])
+    step = samples if factors.dtype == full.dtype else most // max(1, lanes * width)
+    sums = factors.new_zeros(lanes, 1, width)  # lanes side by side, as batched products want them
+    for start in range(0, samples, max(1, step)):
+        part = slice(start, min(start + max(1, step), samples))
+        own = rows[:, part].to(factors.dtype)
+        sums.baddbmm_(weights[:, :, part], own, beta=int(start > 0))
+    total.copy_(sums.view(total.shape))
 
 
-def summed_products(factors: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Sum over samples and positions of factor * b a' [L, out, in], in the factors' precision.
+def put_products(factors: Tensor, a: Tensor, b: Tensor, total: Tensor) -> None:
+    """Write the sum over samples and positions of factor * b a' to a total [L, out, in], in the
+    precision of the factors, which is that of the total.
 
     factors [L, B], a [L, B, T, in], b [L, B, T, out]. In double, terms that may cancel are added up
     in short runs, because the rounding of a run grows with its length.
     """
     scaled = b * factors[..., None, None]
     samples, positions = a.shape[1], a.shape[2]
-    whole = positions == 1 or factors.dtype == torch.float32
-    step = samples if whole else max(1, POSITIONS // max(1, positions))
-    total = scaled.new_zeros(len(a), b.shape[-1], a.shape[-1])
-    for start in range(0, samples, max(1, step)):
+    cancels = factors.dtype == torch.float64 and positions > 1
+    step = max(1, POSITIONS // positions if cancels else samples)
+    sums = total if total.is_contiguous() else torch.empty_like(total)
+    for start in range(0, max(1, samples), step):  # no samples sum up to zero
         part = slice(start, start + step)
+        inputs = a[:, part].flatten(1, 2).to(factors.dtype)
         rows = scaled[:, part].flatten(1, 2).transpose(1, 2)
-        total.baddbmm_(rows, a[:, part].flatten(1, 2).to(factors.dtype))
-    return total
+        sums.baddbmm_(rows, inputs, beta=int(start > 0))
+    if sums is not total:
+        total.copy_(sums)
 
 
 def gram_norm(a: Tensor, b: Tensor) -> Tensor:

@@ -1,0 +1,166 @@
+"""One round of the engine in two versions of this package, side by side.
+
+    python benchmarks/versions.py --before REVISION|FOLDER [--rounds 10] [--starts 5]
+                                  [--models cnn-small cnn] [--device cpu] [--save FILE]
+
+Each version has a process of its own and trains the same workload (that of `training.py`: 10 of 20
+clients, 10 local steps on Poisson samples of 25 MNIST-shaped records), on the same samples. They
+take turns, A B B A, so that a busy machine slows both alike; the first turn of each warms up. As
+some processes are lucky with their memory and others are not, they are started several times. The
+ratio is the median over all turns of the round of this version over that of the other. FOLDER holds
+a checkout; a revision is taken from git.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from machine import ROOT, described, environment, write
+
+HERE = Path(__file__).resolve()
+BEFORE, NOW = "before", "now"
+
+
+class Version:
+    """A process with one version of the package, which trains a round whenever it is asked."""
+
+    def __init__(self, source: Path, model: str, device: str) -> None:
+        paths = [str(source), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE), "--serve", model, "--device", device],
+            env=environment("default") | {"PYTHONPATH": os.pathsep.join(paths)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def round(self) -> float:
+        """Seconds of one round."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print("round", file=self._process.stdin, flush=True)
+        return float(self._process.stdout.readline())
+
+    def end(self) -> None:
+        self._process.communicate()
+
+
+def measure(before: Path, model: str, rounds: int, starts: int, device: str) -> dict[str, Any]:
+    """Seconds of every round of both versions, and the median of their ratios."""
+    took: dict[str, list[float]] = {BEFORE: [], NOW: []}
+    for _ in range(starts):
+        for name, seconds in _one_start(before, model, rounds, device).items():
+            took[name] += seconds
+    ratios = [now / old for old, now in zip(took[BEFORE], took[NOW], strict=True)]
+    return {
+        "model": model,
+        "ratio": round(statistics.median(ratios), 3),
+        "seconds": {name: [round(own, 4) for own in seconds] for name, seconds in took.items()},
+    }
+
+
+def _one_start(before: Path, model: str, rounds: int, device: str) -> dict[str, list[float]]:
+    """The rounds of two new processes."""
+    sources = {BEFORE: before / "src", NOW: ROOT / "src"}
+    versions = {name: Version(source, model, device) for name, source in sources.items()}
+    took: dict[str, list[float]] = {BEFORE: [], NOW: []}
+    for turn in range(rounds + 1):
+        for name in (BEFORE, NOW) if turn % 2 else (NOW, BEFORE):
+            took[name].append(versions[name].round())
+    for version in versions.values():
+        version.end()
+    return {name: seconds[1:] for name, seconds in took.items()}
+
+
+@contextmanager
+def checkout(wanted: str) -> Iterator[Path]:
+    """The folder itself, or that revision in a folder for a while."""
+    if Path(wanted).is_dir():
+        yield Path(wanted).resolve()
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        archive = subprocess.run(
+            ["git", "archive", wanted, "src"], cwd=ROOT, capture_output=True, check=True
+        )
+        subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
+        yield Path(folder)
+
+
+def serve(model: str, device: str) -> None:
+    """In a version's process: one round for every line that comes in."""
+    import torch
+    from workload import CLIP, Workload
+
+    from udpfl import Gaussian
+    from udpfl.engine import Keyed, LaneModel, Lanes, MechanismNoiser, NormClipper, train_round
+    from udpfl.engine.limits import choose_limits
+
+    work, where = Workload(model), torch.device(device)
+    lanes, size = work.picked, work.records
+    own = LaneModel(
+        work.network(), lambda o, t: torch.nn.functional.cross_entropy(o, t, reduction="none")
+    ).to(where)
+    x, y = (t.to(where) for t in work.data())
+    start = own.initial().to(where)
+    per_sample = own.check(start, x[:3], y[:3])
+    everyone = Lanes(
+        runs=("run",) * lanes,
+        clients=tuple(map(str, range(lanes))),
+        records=tuple(torch.arange(i * size, (i + 1) * size, device=where) for i in range(lanes)),
+        rates=(work.rate,) * lanes,
+        denominators=torch.full((lanes,), work.rate * size, device=where),
+        learning_rates=torch.full((lanes,), 0.5, device=where),
+        steps=(work.steps,) * lanes,
+        clipper=NormClipper("l2", [CLIP] * lanes),
+        noiser=MechanismNoiser([Gaussian(1.0)] * lanes),
+    )
+    limits = choose_limits(
+        "auto", lanes=lanes, dimension=own.layout.dimension, bytes_per_sample=per_sample,
+        memory=2048 << 20, chunk=None, device=where, threads=torch.get_num_threads(),
+    )  # fmt: skip
+    stream = Keyed(0)  # the same samples in both versions
+    for number, _ in enumerate(sys.stdin):
+        began = time.perf_counter()
+        parameters = start.expand(lanes, -1)
+        trained = train_round(own, x, y, parameters, everyone, number, stream, limits)
+        float(trained.parameters.sum())  # waits for the device
+        print(time.perf_counter() - began, flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--before")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--starts", type=int, default=5)
+    parser.add_argument("--models", nargs="+", default=["cnn-small", "cnn"])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--save", type=Path)
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    asked = parser.parse_args(arguments)
+    if asked.serve:
+        serve(asked.serve, asked.device)
+        return
+    with checkout(asked.before) as before:
+        found = [
+            measure(before, model, asked.rounds, asked.starts, asked.device)
+            for model in asked.models
+        ]
+    for row in found:
+        print(f"{row['model']}: {row['ratio']} times as long as {asked.before}")
+    if asked.save:
+        machine = described(threads=0)
+        write(asked.save, {"before": asked.before, "machine": machine, "rounds": found})
+
+
+if __name__ == "__main__":
+    main()
