@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 BENCH := .venv-bench
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: run plan test test-slow lint format docs tutorial bench clean help
+.PHONY: run plan test test-slow mutants lint format docs tutorial bench clean help
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -24,6 +24,9 @@ test: $(VENV)/.dev lint  ## lint, type check and test
 
 test-slow: $(VENV)/.dev  ## the long checks as well
 	$(BIN)/python -m pytest
+
+mutants: $(VENV)/.dev  ## put known faults into a copy of the code, one by one: a test has to fail for each
+	$(BIN)/python -m tests.mutants.run
 
 lint: $(VENV)/.dev  ## style and types only
 	$(BIN)/ruff check $(CHECKED)

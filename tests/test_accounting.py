@@ -9,12 +9,13 @@ import dp_accounting
 import mpmath as mp
 import numpy as np
 import pytest
-from dp_accounting.pld import PLDAccountant, common
+from dp_accounting.pld import PLDAccountant, common, pld_pmf
 from dp_accounting.rdp import RdpAccountant
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from scipy.optimize import brentq
+from scipy.special import logsumexp
 
 from tests.conftest import Box, Logistic, TwoHumps
 from tests.oracles import sampled_moment_by_quadrature
@@ -196,6 +197,30 @@ class TestConversion:
             assert conversion.delta_at(orders, curve, epsilon) == pytest.approx(delta, rel=1e-6)
             assert epsilon <= conversion.paper_epsilon_at(orders, curve, delta)
 
+    @settings(max_examples=30)
+    @given(
+        logits=st.lists(
+            st.tuples(st.floats(-4, 4), st.floats(-4, 4)), min_size=2, max_size=6, unique=True
+        )
+    )
+    @example(logits=[(2.0, 0.0), (0.0, 2.0)])  # randomised response: far apart at every order
+    def test_never_below_the_exact_curve_of_any_two_distributions(self, logits):
+        """Divergences, epsilon and delta of two distributions on a few points, as they are."""
+        p, q = (np.exp(x - logsumexp(x)) for x in np.asarray(logits).T)
+        orders = rdp.order_grid(64)
+        a = orders[:, None]
+        curve = logsumexp(a * np.log(p) + (1 - a) * np.log(q), axis=1) / (orders - 1)
+        curve = np.maximum(curve, 0.0)
+
+        def exact(epsilon):
+            return float(np.maximum(p - math.exp(epsilon) * q, 0.0).sum())
+
+        for delta in (1e-6, 0.01, 0.1, 0.3, 0.5, 0.7, 0.9):
+            epsilon, _ = conversion.epsilon_at(orders, curve, delta)
+            assert exact(epsilon) <= delta * (1 + 1e-9) + 1e-12
+        for epsilon in (0.0, 0.1, 0.5, 2.0):
+            assert exact(epsilon) <= conversion.delta_at(orders, curve, epsilon) + 1e-12
+
     def test_epsilon_is_never_negative(self):
         orders = np.asarray([2.0, 3.0])
         assert conversion.epsilon_at(orders, np.asarray([1e-12, 1e-12]), 0.3)[0] == 0.0
@@ -255,6 +280,52 @@ class TestLossDistribution:
             remove, add = deltas[0].mean(), deltas[1].mean()  # both under y ~ q
             assert single.delta(epsilon) >= max(remove, add) * (1 - 1e-3)
             assert single.delta(epsilon) <= max(remove, add) * 1.02 + 2e-4
+
+    @pytest.mark.parametrize(
+        ("loss", "rate", "count"), [(1.0, 0.5, 2), (1.0, 0.7, 3), (0.3, 0.7, 10), (0.3, 0.1, 30)]
+    )
+    def test_adding_and_removing_a_record_by_exact_enumeration(self, loss, rate, count):
+        """Sampled randomised responses: a number of ones decides everything, and it is binomial.
+
+        Which of the two neighbours is worse changes with epsilon.
+        """
+        truth, ones = 1 / (1 + math.exp(-loss)), np.arange(count + 1)
+        without = stats.binom.pmf(ones, count, 1 - truth)
+        with_it = stats.binom.pmf(ones, count, (1 - rate) * (1 - truth) + rate * truth)
+        found = loss_distribution.LossDistribution(
+            Repeated(PoissonSampled(rate, PureDP(loss)), count)
+        )
+        ratios = []
+        for epsilon in np.linspace(0, 0.8 * loss * count, 40):
+            removed, added = (
+                np.maximum(one - math.exp(epsilon) * other, 0.0).sum()
+                for one, other in ((with_it, without), (without, with_it))
+            )
+            exact = max(removed, added)
+            assert exact * (1 - 1e-9) <= found.delta(epsilon) <= exact * 1.001 + 1e-12
+            if added > 1e-9:
+                ratios.append(removed / added)
+        assert max(ratios) > 1.2
+        assert rate < 0.5 or min(ratios) < 0.85
+
+    def test_infinite_losses_of_many_releases_add_up(self):
+        """Each gives everything away with probability 1/1000, and one is enough."""
+        one = pld_pmf.DensePLDPmf(0.1, 0, np.asarray([0.6, 0.399]), 1e-3, True)
+        for count in (1, 2, 40):
+            all_of_them = loss_distribution._self_compose(one, count)
+            never = 0.999**count
+            assert all_of_them.get_delta_for_epsilon(100.0) == pytest.approx(1 - never, rel=1e-9)
+
+    @pytest.mark.parametrize("dimension", [1, 2, 10, 50])
+    def test_bounded_noise_on_several_coordinates(self, dimension):
+        """Box noise: whatever epsilon, delta is the chance that any coordinate is uncovered."""
+        event = Release(Box(100.0), Sensitivity(1.0, "linf", dimension))
+        found = loss_distribution.LossDistribution(event)
+        exact = 1 - (1 - 1 / 200) ** dimension
+        for epsilon in (0.0, 1.0, 20.0):
+            assert exact <= found.delta(epsilon) <= dimension / 200 * 1.001
+        assert account(event, 0.9 * exact).epsilon == math.inf
+        assert account(event, dimension / 190).epsilon == pytest.approx(0.0, abs=1e-6)
 
     def test_product_of_coordinates_under_linf(self):
         """Two Laplace coordinates: the loss of the pair by direct convolution of atoms."""

@@ -217,6 +217,18 @@ def test_after_a_crash_the_same_noise_is_used_again(tmp_path):
     assert not torch.equal(first, other)
 
 
+def test_a_noisy_mean_is_kept_as_long_as_its_round_may_run_again(tmp_path):
+    folder, model = RunFolder.create(tmp_path / "run"), {"server.model": torch.zeros(2)}
+    kept = []
+    for round_ in range(1, 6):
+        folder.write_aggregate(round_, bytes([round_]))
+        kept.append([r for r in range(1, 6) if folder.read_aggregate(r) == bytes([r])])
+        if round_ in (2, 4):
+            folder.write_checkpoint(round_, model, {})
+    # From the checkpoint of round 2 a run goes on with round 3.
+    assert kept == [[1], [1, 2], [3], [3, 4], [3, 4, 5]]
+
+
 @pytest.mark.parametrize(
     ("privacy", "training", "more", "what"),
     [

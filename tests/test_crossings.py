@@ -22,8 +22,9 @@ from torch import nn
 
 from examples.plugin.udpfl_example.fedcm import FedCM
 from tests.conftest import Logistic
+from tests.test_engine import Noted
 from tests.test_federation import Counting
-from udpfl.accounting.events import PoissonSampled, Release, leaves
+from udpfl.accounting.events import Composed, PoissonSampled, Release, leaves
 from udpfl.algorithms import BUILT_IN, Algorithm, PublicData, local_update, weighted_mean
 from udpfl.config import load
 from udpfl.engine import Keyed, LaneModel, Limits, MechanismNoiser
@@ -80,6 +81,7 @@ OWN = {
     for kind in (FedCM, Counting, Silent, TwoTrainings)
 }
 METHODS = [*BUILT_IN, *OWN]
+TWO_TRAININGS = f"{__name__}:TwoTrainings"
 STAGES = {
     "adaptive clip": {"privacy": {"clip_quantile": 0.5, "clip_share": 0.5}},
     "pace": {"privacy": {"pace": "increasing"}},
@@ -314,6 +316,8 @@ def crossed(config, algorithm, people, seed, releases, folder):
     left = 0 if config.privacy.unit == "client" else RECORDS - 1
     with_it, first = one_round(config, algorithm, people, RECORDS, seed, releases)
     without, second = one_round(config, algorithm, people, left, seed, releases)
+    for person, events in zip(people, with_it.events, strict=True):
+        assert leaves(Composed(events)) == leaves(person.at(2).round_event)  # what was planned
     if algorithm.trusts_server:
         assert first == second == []
         return summed(people, with_it, without, seed, releases, folder)
@@ -355,6 +359,32 @@ def test_other_norms(norm, unit, releases, tmp_path):
         for mechanism in ("gaussian", "laplace"):
             config, algorithm, people = set_up(method, unit, ("penalty",), mechanism, norm)
             assert 0 < crossed(config, algorithm, people, 5, releases, tmp_path) <= 1
+
+
+@pytest.mark.parametrize(
+    ("method", "unit", "stages", "purposes"),
+    [
+        ("fedavg", "record", (), {"sampling", "layers", "noise"}),
+        ("fedavg", "record", ("adaptive clip",),
+         {"sampling", "layers", "noise", "counting", "counting layers", "count"}),
+        ("fedavg", "client", (), {"sampling", "layers", "update"}),
+        (TWO_TRAININGS, "record", (), {"sampling", "layers", "noise"}),
+        (TWO_TRAININGS, "client", (), {"sampling", "layers", "update"}),
+        ("dp-fedavg", "client", (), {"sampling", "layers", "participation"}),
+    ],
+)  # fmt: skip
+def test_no_two_draws_of_a_round_share_a_key(method, unit, stages, purposes):
+    """Of all clients, trainings and steps: a key that is asked for twice gives the same bits."""
+    _, algorithm, people = set_up(method, unit, stages, "gaussian")
+    x, y = data()
+    stream = Noted()
+    trainer = Trainer("key", model(), x, y, algorithm, stream, Limits(CLIENTS, RECORDS))
+    rows = [torch.arange(i * RECORDS, (i + 1) * RECORDS) for i in range(CLIENTS)]
+    request = Request(2, received(algorithm, 3), RATE)
+    trainer.train(request, people, rows, trainer.initial_state(request, CLIENTS))
+    assert len(set(stream.keys)) == len(stream.keys)
+    assert {key.purpose for key in stream.keys} == purposes
+    assert {key.client for key in stream.keys} == {person.name for person in people}
 
 
 def test_a_silent_method_is_charged_twice_the_clip(releases, tmp_path):

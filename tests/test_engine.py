@@ -37,6 +37,7 @@ from udpfl.engine import (
 from udpfl.engine.gradients import BookKept
 from udpfl.engine.limits import choose_limits
 from udpfl.engine.precision import full_precision
+from udpfl.engine.randomness import PrivateStream
 from udpfl.errors import InvalidInput, Unsupported
 from udpfl.mechanisms import Gaussian, Laplace, Staircase
 
@@ -444,6 +445,24 @@ def test_what_fills_up_a_short_batch_changes_nothing(clipper, value):
     assert torch.equal(after[1:], before[1:])
 
 
+@pytest.mark.parametrize("rules", [True, False])
+def test_what_fills_up_a_batch_has_no_gradient(rules):
+    """Whatever a clipper makes of it."""
+    torch.manual_seed(0)
+    net = nn.Linear(4, 3) if rules else RawParameter()
+    model, x = LaneModel(net, cross_entropy), torch.randn(2, 5, 4)
+    assert model.book_keeping == rules
+    real = torch.ones(2, 5, dtype=torch.bool)
+    real[0, 2:] = real[1, 4] = False
+    start = model.initial().expand(2, -1)
+    found = model.gradients(start, x, labels(2, 5), real)
+    whole = model.gradients(start, x, labels(2, 5), torch.ones_like(real))
+    assert torch.equal(found.norms(2)[~real], torch.zeros(4, dtype=torch.float64))
+    assert not found.written_out()[~real].any()
+    assert torch.equal(found.written_out()[real], whole.written_out()[real])
+    assert whole.norms(2).min() > 0.1
+
+
 @pytest.mark.parametrize("norm", ["l1", "l2"])
 def test_one_record_never_moves_the_sum_by_more_than_the_bound(norm):
     model = LaneModel(small_net(), cross_entropy)
@@ -585,6 +604,92 @@ def test_memory_is_shared_by_the_threads_and_does_not_grow_with_the_lanes():
         found = limits(lanes, threads)
         assert found.lanes * found.samples * 200_000 <= 256 << 20
         assert found.workers * found.lanes * found.samples * 200_000 <= 2 << 30
+
+
+class Kept(Noiseless):
+    """Keeps the sums that would get noise, step by step."""
+
+    def __init__(self):
+        self.sums = []
+
+    def lanes(self, which):
+        return self
+
+    def add(self, sums, stream, keys):
+        self.sums.append(sums.clone())
+        return sums
+
+
+@pytest.mark.parametrize("stream", [Entropy(), Keyed(3)], ids=["entropy", "keyed"])
+def test_every_step_of_every_lane_draws_a_sample_of_its_own(stream):
+    """Record i has the i-th unit vector for its gradient, so a sum says which were drawn."""
+    n, steps, noiser = 400, 10, Kept()
+    model = LaneModel(nn.Linear(n, 1, bias=False), lambda outputs, _: outputs.squeeze(1))
+    lanes = lanes_of(
+        [torch.arange(n)] * 2, clipper=NormClipper("l2", [9.0] * 2), noiser=noiser,
+        steps=(steps,) * 2,
+    )  # fmt: skip
+    start = model.initial().expand(2, -1)
+    train_round(model, torch.eye(n), torch.zeros(n), start, lanes, 1, stream, Limits(2, 512))
+    drawn = torch.stack(noiser.sums).flatten(0, 1)
+    assert set(drawn.unique().tolist()) == {0.0, 1.0}
+    assert abs(float(drawn.mean()) - 0.5) < 6 / math.sqrt(4 * drawn.numel())
+    signs = 2 * drawn - 1
+    together = signs @ signs.T / n - torch.eye(2 * steps)
+    assert float(together.abs().max()) < 6.5 / math.sqrt(n)
+
+
+class Noted(PrivateStream):
+    """A seeded stream, and the keys it was asked for."""
+
+    private = False
+
+    def __init__(self):
+        self.keys = []
+
+    def _bits(self, key):
+        self.keys.append(key)
+        return Keyed(5)._bits(key)
+
+
+def test_no_two_draws_of_a_round_share_a_key():
+    """Two trainings of three and of two steps, random layers included."""
+    x, y, records = problem()
+    model = LaneModel(nn.Sequential(small_net(), nn.Dropout(0.5)), cross_entropy)
+    stream, start = Noted(), model.initial().expand(4, -1)
+    lanes = lanes_of(
+        records, clipper=NormClipper("l2", [1.0] * 4), noiser=MechanismNoiser([Gaussian(1.0)] * 4)
+    )
+    for first, steps in ((0, 3), (3, 2)):
+        own = dataclasses.replace(lanes, steps=(steps,) * 4, first_step=first)
+        train_round(model, x, y, start, own, 1, stream, Limits(4, 64))
+    asked = [(key.purpose, key.client, key.step) for key in stream.keys]
+    assert len(set(stream.keys)) == len(asked) == 5 * (4 + 4 + 1)
+    for purpose in ("noise", "sampling"):
+        steps = {(client, step) for own, client, step in asked if own == purpose}
+        assert steps == {(f"client-{i}", step) for i in range(4) for step in range(5)}
+
+
+def test_a_lane_that_is_done_draws_no_more_samples():
+    """It comes out as if no other lane had gone on, what is said of its clipping included."""
+    x, y, records = problem()
+    model = LaneModel(small_net(), cross_entropy)
+
+    def trained(count, steps):
+        lanes = lanes_of(
+            records[:count], clipper=NormClipper("l2", [3.0] * count), steps=steps, lr=4.0,
+            noiser=MechanismNoiser([Gaussian(0.1)] * count),
+        )  # fmt: skip
+        stream, start = Noted(), model.initial().expand(count, -1)
+        return train_round(model, x, y, start, lanes, 1, stream, Limits(count, 64)), stream.keys
+
+    alone, _ = trained(1, (1,))
+    beside, keys = trained(2, (1, 4))
+    assert torch.allclose(beside.parameters[:1], alone.parameters, atol=1e-2)
+    assert torch.equal(beside.clipped_fraction[:1], alone.clipped_fraction)
+    assert 0 < float(alone.clipped_fraction) < 1
+    sampled = [(key.client, key.step) for key in keys if key.purpose == "sampling"]
+    assert sampled == [("client-0", 0), *(("client-1", step) for step in range(4))]
 
 
 def test_an_empty_batch_releases_pure_noise():

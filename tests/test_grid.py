@@ -26,6 +26,7 @@ from udpfl.accounting.rounding import rounding_of_event
 from udpfl.audit.lattice import CENTRE, TAIL, LatticeTest, audit_lattice
 from udpfl.config import load
 from udpfl.engine import Entropy, Key, Keyed, MechanismNoiser, PrivateStream
+from udpfl.engine.noise import _COLUMNS as BLOCK
 from udpfl.engine.noise import _draw_uniform
 from udpfl.mechanisms.arrays import to_unit
 from udpfl.mechanisms.grid import SECOND_WORD, Rounding, grid_of, rounding_of
@@ -90,6 +91,32 @@ def test_a_large_sum_does_not_coarsen_the_noise():
         for size in (0.0, 2.0**13)
     )
     assert torch.equal(plain, moved - 2.0**13)
+
+
+def test_noise_is_rounded_to_the_nearer_point_of_the_grid():
+    """Sum and noise come to the middle between two points, but for a ten-millionth of a step: if
+    either were rounded to float32, or lost its last digits, many would go to the other point."""
+    noise, step = Laplace(1.0), 2.0**-9
+    places = torch.arange(100, 2000).double()
+    for whole, rest in ((0, 0.0), (0, 0.1234567890123), (0, -1.23456789e-5), (2**13, 0.1)):
+        sums = torch.full((1, len(places)), whole + rest, dtype=torch.float64)
+        for beside in (-1e-7, 1e-7):
+            size = (places + 0.5 + beside) * step - rest
+            words = (torch.exp(-size) * 2.0**63).long()  # the tail of noise of this size
+            seen = MechanismNoiser([noise]).add(sums, Words(words), [KEY])[0]
+            assert torch.equal(seen.double(), whole + (places + (beside > 0)) * step)
+
+
+@pytest.mark.parametrize(("lanes", "blocks"), [(2, 3), (8, 0.125)])
+def test_no_lane_and_no_block_of_columns_has_the_noise_of_another(lanes, blocks):
+    """Long rows are drawn a block of columns at a time, short ones several lanes at a time."""
+    columns = int(blocks * BLOCK)
+    keys = [KEY._replace(client=str(lane)) for lane in range(lanes)]
+    sums = torch.zeros(lanes, columns, dtype=torch.float64)
+    noisy = MechanismNoiser([Gaussian(1.0)] * lanes).add(sums, Entropy(), keys).double()
+    parts = noisy.view(-1, min(columns, BLOCK)).numpy()
+    found = np.corrcoef(parts) - np.eye(len(parts))
+    assert np.abs(found).max() < 6.5 / math.sqrt(parts.shape[1])
 
 
 # The attacks
@@ -175,18 +202,19 @@ def test_the_adversary_proves_no_more_than_it_saw():
 
 
 class Words(PrivateStream):
-    """First words of our choice; second ones come from the operating system."""
+    """First words of our choice; second ones come from the operating system, or another stream."""
 
     private = False
 
-    def __init__(self, first):
-        self._first, self.asked = first, []
+    def __init__(self, first, second=None):
+        self._first, self._second = first, second or Entropy()
+        self.asked = []
 
     def _bits(self, key):
         raise AssertionError
 
     def words(self, key, device):
-        first, fresh = iter([self._first]), Entropy().words(key, device)
+        first, fresh = iter([self._first]), self._second.words(key, device)
 
         def fill(row):
             self.asked.append(len(row))
@@ -230,6 +258,12 @@ def test_noise_of_a_lane_does_not_depend_on_the_others():
     together = MechanismNoiser([noise] * 3).add(sums, Keyed(1), keys)
     for row, key in zip(together, keys, strict=True):
         assert torch.equal(MechanismNoiser([noise]).add(sums[:1], Keyed(1), [key])[0], row)
+    # Short rows are drawn together; here every number of theirs takes a second word.
+    sums, stream = sums[:, :40], Words(torch.zeros(40, dtype=torch.int64), Keyed(1))
+    together = MechanismNoiser([noise] * 3).add(sums, stream, keys)
+    assert len(together.unique(dim=0)) == 3
+    for row, key in zip(together, keys, strict=True):
+        assert torch.equal(MechanismNoiser([noise]).add(sums[:1], stream, [key])[0], row)
 
 
 # Every release of a run
@@ -360,6 +394,19 @@ def test_what_rounding_adds_grows_with_the_root_of_the_numbers():
     assert rounding_of([], 8.0) == Rounding(0.0, 0.0)
     assert math.isfinite(rounding_of([(Laplace(1.0), 10)], math.inf).total)
     assert Rounding(0.1, 0.2).total == pytest.approx(math.exp(0.1) - 0.8)
+
+
+@pytest.mark.parametrize("noise", [Gaussian(1.0), Laplace(3.0)], ids=lambda noise: noise.name)
+def test_what_is_said_covers_both_worlds_rounded_in_opposite_ways(noise):
+    """Each point of the grid off by a factor e^h in one world and e^-h in the other, or the other
+    way round, as often as not: the logarithms of n such numbers add up to a normal law."""
+    numbers = 10**8
+    h = 2 * (noise.rounding + 1) * 2.0**-53 * noise.noise_std / grid_of(noise)
+    for epsilon in (0.1, 8.0):
+        found = rounding_of([(noise, numbers)], epsilon)
+        spread = 2 * h * math.sqrt(numbers)
+        assert stats.norm.sf(found.epsilon / spread) <= found.delta
+        assert found.epsilon < 12 * spread
 
 
 def test_an_event_is_rounded_once_for_every_number_it_releases():

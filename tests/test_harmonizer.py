@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -205,6 +206,36 @@ class TestCalibrate:
                 assert root <= found <= root * 1.001
                 jump = least_root(lambda x, r=root: 1.0 if x < r else -1.0, guess, 1e-4)
                 assert root <= jump <= root * 1.001
+
+    @pytest.mark.parametrize("slope", [-0.5, -1.0, -20.0])
+    def test_the_search_takes_few_looks(self, slope):
+        """Each is a whole accounting. Where epsilon follows the noise on a line, the second look
+        is within the tolerance and on the private side; half a tolerance to the other side would
+        not be."""
+        for tolerance, guess in ((1e-2, 0.7), (1e-4, 3.0)):
+            looks = []
+
+            def excess(level, looks=looks):
+                looks.append(level)
+                return slope * math.log(level)
+
+            found = least_root(excess, guess, tolerance, slope=slope)
+            assert found == looks[-1]
+            assert 1 <= found <= math.exp(tolerance)
+            assert len(looks) == 2
+
+    def test_a_search_that_ends_on_the_wrong_side_is_not_believed(self, monkeypatch):
+        goal, module = setting(4, 1), import_module("udpfl.harmonizer.calibrate")
+        right = calibrate("gaussian", goal).mechanism.std
+        for short, holds in ((1 - 1e-4, True), (1 - 3e-4, True), (0.99, False), (0.5, False)):
+            monkeypatch.setattr(module, "least_level", lambda *_, s=short: s * right)
+            if holds:
+                found = calibrate("gaussian", goal)
+                assert keeps_its_budget_and_wastes_little(found)
+                assert found.statement.epsilon == account(found.event, 1e-5, "rdp").epsilon <= 4
+            else:
+                with pytest.raises(Infeasible, match="above the budget"):
+                    calibrate("gaussian", goal)
 
     def test_a_density_that_is_not_unimodal_is_accounted_but_by_rdp_only(self):
         found = calibrate(TwoHumps(1.0), setting(4, 3, "best"))

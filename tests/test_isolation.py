@@ -150,6 +150,17 @@ class InFrozenParameter(Net):
         return t - net.mean
 
 
+class Scaled(Net):
+    """With a parameter that no layer rule covers."""
+
+    def __init__(self, x=same):
+        super().__init__(x)
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, t):
+        return super().forward(t * self.scale)
+
+
 def after_calls(number):
     def x(net, t):
         return t - t.mean(0) if net.calls > number else t
@@ -164,6 +175,11 @@ def minus(share, times=None):
     return lambda net, t: t - share * t.mean(0) if times(net, t) else t
 
 
+def minus_finite(share):
+    """The same of the mean of what is finite: a row that is not changes nothing."""
+    return lambda net, t: t - share * torch.where(torch.isfinite(t), t, 0.0).mean(0)
+
+
 def by_hand(net, t):
     return (t - t.mean(0)) / (t.std(0, unbiased=False) + 1e-5)
 
@@ -174,6 +190,16 @@ def swapped_halves(net, t):
     if len(t) % 2 or not half:
         return t
     return t + 1e-3 * t.view(2, half, -1).flip(0).view_as(t)
+
+
+def noting_equal_rows(net, t):
+    net.first = (t.unsqueeze(0) == t.unsqueeze(1)).all(2).to(torch.int8).argmax(1)
+    return t
+
+
+def of_the_first(net, h):
+    """Equal rows get the hidden units of the first of them, whichever lane it is in."""
+    return h[net.first]
 
 
 def neighbours(net, t):
@@ -352,6 +378,7 @@ LEAKS = {
         for share in (2e-4, 1e-6, 1e-8)
         for place, name in (("x", "input"), ("h", "hidden units"), ("o", "output"))
     },
+    "1e-11 of the mean of what is finite": Case(lambda: Net(minus_finite(1e-11))),
     "the median": Case(lambda: Net(lambda n, t: t - 1e-3 * t.median(0).values)),
     "batch norm by hand": Case(lambda: Net(by_hand)),
     "batch norm by function": Case(
@@ -369,6 +396,9 @@ LEAKS = {
     "the previous batch": Case(lambda: Net(previous_batch)),
     "from the second call on": Case(lambda: Net(after_calls(1))),
     "from the fourth call on": Case(lambda: Net(after_calls(3))),
+    "without a rule, from the tenth call on": Case(
+        lambda: Scaled(lambda n, t: 2 * t if n.calls > 9 else t)
+    ),
     "attention over the batch": Case(lambda: Net(h=lambda n, h: torch.softmax(h @ h.t(), 1) @ h)),
     "softmax over the batch": Case(lambda: Net(h=lambda n, h: h + torch.softmax(h, 0))),
     "gates from the batch": Case(lambda: Net(h=lambda n, h: h * torch.sigmoid(h.mean(0)))),
@@ -384,11 +414,15 @@ LEAKS = {
     "branches on the batch": Case(lambda: Net(lambda n, t: t - t.mean(0) if t.max() > 5 else t)),
     "branches on its mean": Case(lambda: Net(lambda n, t: -t if float(t.mean()) > 100 else t)),
     "halves swapped": Case(lambda: Net(swapped_halves)),
+    "equal rows once": Case(lambda: Net(noting_equal_rows, of_the_first)),
     "lanes folded": Case(lambda: Net(h=lambda n, h: h.reshape(6, -1).t().reshape(h.shape))),
     "from 5 rows on": Case(lambda: Net(minus(1e-3, lambda n, t: len(t) > 4))),
     "from 9 rows on": Case(lambda: Net(minus(1e-3, lambda n, t: len(t) > 8))),
     "from 33 rows on": Case(lambda: Net(minus(1e-3, lambda n, t: len(t) > 32))),
     "from 65 rows on": Case(lambda: Net(minus(1e-3, lambda n, t: len(t) > 64))),
+    "few rows, from the seventh call on": Case(
+        lambda: Net(minus(1e-3, lambda n, t: 1 < len(t) < 9 and n.calls > 6))
+    ),
     "2 and 3 rows only": Case(lambda: Net(minus(1e-3, lambda n, t: len(t) in (2, 3)))),
     "divided by the number of rows": Case(lambda: Net(h=lambda n, h: h / len(h))),
     "only in training": Case(lambda: Net(minus(1e-3, lambda n, t: n.training))),
@@ -514,6 +548,8 @@ def test_few_public_records_are_enough(rows):
     [
         ("statistics in place", "two answers.*keeps something"),
         ("statistics of the first batch", "two answers.*keeps something"),
+        ("few rows, from the seventh call on", "two answers.*keeps something"),
+        ("without a rule, from the tenth call on", "two answers.*keeps something"),
         ("statistics in a buffer", "buffer mean"),
         ("in place, alone", "changes its input"),
         ("branches on the batch", "samples of a batch see each other.*data-dependent"),
@@ -541,6 +577,13 @@ class OwnDropout(nn.Dropout):
 
     def forward(self, t):
         return t * (torch.rand_like(t) >= self.p)
+
+
+def test_a_model_that_draws_is_computed_alone_even_where_it_makes_no_difference():
+    """In a trial that is: one unit in a billion is dropped."""
+    model = tried(Case(lambda: Net(h=lambda n, h: h * (torch.rand_like(h) > 1e-9))))
+    assert not model.book_keeping
+    assert "draws random numbers" in model.why_alone
 
 
 @pytest.mark.parametrize(

@@ -364,6 +364,37 @@ def test_an_infinite_cost_exceeds_any_budget(ledger):
         ledger.commit([charge(alice, 0, Repeated(naked, 10))])
 
 
+def test_an_epsilon_that_is_not_a_number_fits_no_budget(ledger, path, monkeypatch):
+    alice = ledger.account("alice", "aa")
+    ledger.set_budget(alice, Budget(1e9, 1e-5))
+    broken = udpfl.PrivacyStatement(math.nan, 1e-5, "guarantee", "rdp")
+    monkeypatch.setattr(spending, "accounted", lambda totals, delta: broken)
+    assert ledger.would_exceed(alice, TENTH)
+    with pytest.raises(BudgetExceeded):
+        ledger.commit([charge(alice, 0, TENTH)])
+    assert counted(path) == (0, 0)
+
+
+def test_others_may_write_while_a_cost_is_computed(ledger, path, monkeypatch):
+    """Accounting may take a while; the file is locked for the charge alone."""
+    computed = []
+
+    def computing(*arguments, **options):
+        with closing(sqlite3.connect(path, isolation_level=None, timeout=0)) as other:
+            other.execute("BEGIN IMMEDIATE")  # an error where the file is locked
+            other.execute("ROLLBACK")
+        computed.append(arguments)
+        return account(*arguments, **options)
+
+    alice = ledger.account("alice", "aa")
+    ledger.set_budget(alice, Budget(5.0, 1e-5))
+    monkeypatch.setattr(spending, "account", computing)
+    spending._accounted.cache_clear()
+    ledger.commit([charge(alice, 0, ROUND)])
+    assert len(computed) == 1
+    assert counted(path) == (1, 1)
+
+
 def test_an_answer_without_a_claim_is_never_private(ledger, path):
     alice, bob = ledger.account("alice", "aa"), ledger.account("bob", "bb")
     ledger.set_budget(alice, Budget(1e9, 1e-5))
@@ -442,6 +473,17 @@ def test_statements_of_nothing_and_of_a_seeded_run(ledger, path):
         assert ledger.statement(alice, 1e-5).kind == "guarantee"
         elsewhere.commit([charge(alice, 0, TENTH, run="test")])
     assert ledger.statement(alice, 1e-5).kind == "none"
+
+
+def test_a_charge_whose_run_is_gone_proves_nothing(ledger, path):
+    alice = ledger.account("alice", "aa")
+    ledger.commit([charge(alice, 0, TENTH)])
+    assert ledger.statement(alice, 1e-5).kind == "guarantee"
+    with raw(path) as db:
+        db.execute("DROP TRIGGER runs_never_delete")
+        db.execute("DELETE FROM runs")
+    with Ledger(path, read_only=True) as again:
+        assert again.statement(alice, 1e-5).kind == "none"
 
 
 # Cost
@@ -565,6 +607,22 @@ def test_old_messages_are_dropped_and_stay_charged(ledger, path):
         ledger.commit([charge(alice, 0, TENTH)])
     assert ledger.verify() == []
     assert ledger.statement(alice, 0.0).epsilon == pytest.approx(0.5)
+
+
+def test_a_dropped_message_is_nowhere_on_disk(ledger, path):
+    alice = ledger.account("alice", "aa")
+    secrets = [os.urandom(size) for size in (200, 5_000, 300_000)]
+    for round_, secret in enumerate(secrets):
+        ledger.commit([charge(alice, round_, TENTH, message=secret, state=secret[::-1])])
+
+    def stored():
+        ledger._file._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        content = path.read_bytes()
+        return [(secret[:100] in content, secret[:-101:-1] in content) for secret in secrets]
+
+    assert stored() == [(True, True)] * 3
+    ledger.forget("run", 2)
+    assert stored() == [(False, False), (False, False), (False, True)]  # its latest state stays
 
 
 def test_dropped_messages_leave_their_room_to_others(ledger, path):

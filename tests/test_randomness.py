@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import random
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -56,7 +58,11 @@ class TestBoth:
             KEY._replace(round=4),
             KEY._replace(step=3),
             KEY._replace(purpose="sampling"),
-            Key("run", "client3", 2, 2),
+            # Parts that run into each other if nothing stands between them.
+            Key("runc", "lient", 3, 2),
+            Key("run", "client3", 2, 1),
+            Key("run", "client", 32, 1),
+            Key("run", "client", 3, 21),
         ]
         rows = words(stream, keys, 20_000)
         assert len(np.unique(rows)) == rows.size
@@ -92,6 +98,45 @@ def test_only_the_keyed_stream_can_be_replayed():
     assert not np.array_equal(words(Entropy(), [KEY], 100), words(Entropy(), [KEY], 100))
     assert Entropy.private
     assert not Keyed.private
+
+
+@contextmanager
+def restored():
+    """Global generators go back to where they were."""
+    before = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng():
+        yield
+    random.setstate(before[0])
+    np.random.set_state(before[1])
+
+
+SEEDED = {
+    "Python": (random.seed, random.random),
+    "numpy": (np.random.seed, np.random.random),
+    "torch": (torch.manual_seed, lambda: float(torch.rand(()))),
+}
+
+
+@pytest.mark.parametrize("name", SEEDED)
+def test_entropy_comes_from_no_generator_that_anybody_can_seed(name):
+    seed, draw = SEEDED[name]
+    with restored():
+        seed(7)
+        first, after = words(Entropy(), [KEY], 8), draw()
+        seed(7)
+        assert draw() == after  # nothing was drawn from it
+        seed(7)
+        assert not np.array_equal(words(Entropy(), [KEY], 8), first)
+
+
+@pytest.mark.parametrize("stream", STREAMS, ids=["entropy", "keyed"])
+def test_all_256_bits_of_a_key_are_fair_and_independent(stream):
+    draws = 4_000
+    rows = b"".join(stream._bits(KEY._replace(step=step)) for step in range(draws))
+    bits = np.unpackbits(np.frombuffer(rows, np.uint8).reshape(draws, -1), axis=1) * 2.0 - 1
+    assert bits.shape == (draws, 256)
+    assert np.abs(bits.mean(0)).max() < 6.5 / math.sqrt(draws)
+    assert np.abs(bits.T @ bits / draws - np.eye(256)).max() < 7.5 / math.sqrt(draws)
 
 
 def test_the_cipher_is_aes_256_in_counter_mode():

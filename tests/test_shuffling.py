@@ -99,6 +99,23 @@ def test_amplification_where_the_theorem_holds():
     assert total.unit == "client"
 
 
+@pytest.mark.parametrize("epsilon", [0.05, 0.4, 1.0])
+@pytest.mark.parametrize("order", [2, 3, 5, 9])
+def test_amplification_begins_where_the_theorem_does(order, epsilon):
+    """a^4 e^(5 epsilon) < N / 9, at whole orders and at no others."""
+    needed = 9 * order**4 * math.exp(5 * epsilon)
+    orders = np.asarray([order, order + 0.5, 2.5])
+    plain = rdp.curve(response(epsilon), orders)
+    for clients, granted in ((math.floor(needed), False), (math.ceil(needed * 1.001), True)):
+        event = Shuffled(response(epsilon), clients=clients, identical=True)
+        found = rdp.curve(event, orders)
+        assert (found[0] < plain[0]) == granted
+        assert np.array_equal(found[1:], plain[1:])
+        if granted:
+            pairs = order * (order - 1) / 2 * 4 * math.expm1(epsilon) ** 2 / clients
+            assert found[0] == pytest.approx(math.log1p(pairs) / (order - 1), rel=1e-9)
+
+
 @given(
     epsilon=st.floats(0.01, 0.6),
     clients=st.integers(200, 4000),

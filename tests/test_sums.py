@@ -6,6 +6,7 @@ Sums are looked at where noise would be added to them. The bound is the clip its
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from udpfl.engine import (
     training,
 )
 from udpfl.engine.clipping import ROUNDING
+from udpfl.engine.layers.rule import gram_norm
 from udpfl.engine.precision import DoubleSum
 from udpfl.errors import Unsupported
 
@@ -177,6 +179,26 @@ def test_records_whose_positions_cancel():
     x = torch.cat([row, row + torch.randn(1, 1, 32, generator=rng)], 1).expand(4_000, -1, -1)
     with_it, without = (total(model, x, torch.arange(n), "l2") for n in (4_000, 3_999))
     assert float((with_it - without).norm()) <= 1.0
+
+
+@pytest.mark.parametrize("share", [1.0, 1 / 30, 1e-4, 0.0])
+def test_norms_by_gram_matrices_are_never_below_the_truth(share):
+    """Against exact fractions, for two positions of which all but a share cancels."""
+    rng = torch.Generator().manual_seed(0)
+    for _ in range(40):
+        first, change, out = (torch.randn(6, generator=rng) for _ in range(3))
+        a, b = torch.stack([first, first + share * change]), torch.stack([out, -out])
+        found = Fraction(float(gram_norm(a, b)))
+        left, right = ([[Fraction(float(x)) for x in row] for row in t] for t in (a, b))
+        exact = sum(
+            (left[0][i] * right[0][o] + left[1][i] * right[1][o]) ** 2
+            for i in range(6)
+            for o in range(6)
+        )
+        assert found >= exact
+        sizes = (a.double().norm(dim=1) * b.double().norm(dim=1)).sum()
+        floor = (float(sizes) / 128) ** 2
+        assert floor * (1 - 1e-9) <= found <= max(float(exact), floor) * (1 + 1e-4)
 
 
 @pytest.mark.parametrize("norm", ["l1", "l2"])

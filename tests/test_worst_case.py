@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import Logistic, TwoHumps
-from udpfl import Gaussian, InvalidInput, Laplace, Mechanism, Sensitivity, Staircase, Unsupported
+from udpfl import (
+    Gaussian,
+    InvalidInput,
+    Laplace,
+    Mechanism,
+    Sensitivity,
+    Staircase,
+    Tabulated,
+    Unsupported,
+)
 from udpfl.accounting.staircase_vertices import staircase_vertices
 from udpfl.accounting.worst_case import hull_at, worst_case, worst_loss
 
@@ -140,6 +151,27 @@ def test_hull_against_all_pairs_of_points(points):
                 level = y[0, left] + share * (y[0, right] - y[0, left])
                 expected = max(expected, float(level))
     assert hull_at(u, y, at)[0] == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+@dataclass(frozen=True)
+class Ripples(Tabulated):
+    """A shift by half a ripple, 0.5, is told far more easily than one by a whole."""
+
+    name = "ripples"
+
+    def shape(self, x: Any) -> Any:
+        return 2 * np.cos(2 * np.pi * x) * np.exp(-x / 4) - 1.5 * x
+
+
+def test_the_worst_shift_need_not_be_the_largest():
+    noise, shifts = Ripples(1.0), np.linspace(0, 1, 101)
+    found = noise.renyi(ORDERS[:, None], shifts).max(axis=1)
+    assert np.all(found > 2 * noise.renyi(ORDERS, 1.0))
+    for norm, dimension in (("l2", 1), ("linf", 1), ("linf", 3)):
+        bound = worst_case(noise, Sensitivity(1.0, norm, dimension), ORDERS)
+        assert np.all(dimension * found <= bound)
+        assert np.all(bound <= 1.02 * dimension * found)
+    assert worst_loss(noise, Sensitivity(1.0, "l2", 1)) >= noise.renyi(math.inf, 0.5)
 
 
 def test_the_dimension_is_required_where_it_matters():
