@@ -16,16 +16,16 @@ from udpfl.accounting.sensitivity import Norm, Sensitivity
 from udpfl.engine.gradients import Gradients
 from udpfl.errors import InvalidInput, Unsupported
 
-LARGEST_BATCH = 1 << 22
-"""Records of one lane and step up to which `ROUNDING` is proved."""
+LARGEST_BATCH, LONGEST_PASS = 1 << 22, 1 << 9
+"""Records of one lane in a step, and in one pass of it, for which `ROUNDING` is proved."""
 
 ROUNDING = 2.0**-11
 """How far below the bound is clipped, as a part of it.
 
-A quarter covers the rounding of norms and sums, which is proved in docs/mathematics.md for float32
-gradients, sums in double, passes of any length and up to `LARGEST_BATCH` records; the rest is left
-for records whose gradients are rounded in another way when the shape of their pass changes. A
-constant: a margin that followed the batch would let one record change everybody's clip.
+A third covers the rounding of norms and sums, which is proved in docs/mathematics.md, section 9;
+the rest is left for the records of one pass, whose gradients may be rounded in another way when the
+shape of the pass changes. A constant: a margin that followed the batch would let one record change
+everybody's clip.
 """
 
 _SMALLEST, _LARGEST = 1e-10, 1e10

@@ -6,6 +6,7 @@ from typing import Literal
 
 import torch
 
+from udpfl.engine.clipping import LONGEST_PASS
 from udpfl.engine.training import Limits
 
 Stacking = Literal["auto", "stacked", "single"]
@@ -17,9 +18,6 @@ _MOST_LANES = 16
 """Lanes stacked on a CPU; more are not faster, and memory should not grow with the clients."""
 _CACHE_FRIENDLY = 256 << 20
 """Bytes per pass on a CPU; larger passes are not faster."""
-_MOST_SAMPLES = 512
-"""Samples of a lane added up in float32; passes are added in double, so that rounding stays far
-below what the clipper leaves room for."""
 
 
 def choose_limits(
@@ -49,5 +47,5 @@ def choose_limits(
     together = max(1, min(together, memory // (2 * per_lane) if per_lane else together))
     room = min(memory, _CACHE_FRIENDLY) if on_cpu else memory
     samples = max(1, (room - min(room // 2, together * per_lane)) // (together * bytes_per_sample))
-    samples = min(samples, _MOST_SAMPLES)
+    samples = min(samples, LONGEST_PASS)
     return Limits(together, min(samples, chunk) if chunk else samples, workers)

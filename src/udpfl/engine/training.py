@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from udpfl.engine.allocation import keep_freed_memory
-from udpfl.engine.clipping import LARGEST_BATCH, Clipped, Clipper
+from udpfl.engine.clipping import LARGEST_BATCH, LONGEST_PASS, Clipped, Clipper
 from udpfl.engine.lanes import LaneModel
 from udpfl.engine.noise import Noiser
 from udpfl.engine.precision import DoubleSum, full_precision
@@ -75,7 +75,8 @@ class Limits:
 
     lanes: int
     samples: int
-    """Most samples of one lane in one pass; larger batches are split and accumulated."""
+    """Most samples of one lane in one pass, of which there are never more than `LONGEST_PASS`;
+    larger batches are split and accumulated."""
     workers: int = 1
     """Threads that train lanes side by side, where the model allows it."""
 
@@ -118,9 +119,8 @@ def train_round(
 
     def trained(which: slice) -> tuple[Tensor, Tensor, Tensor]:
         own = lanes.part(which)
-        part = _Part(
-            model, inputs, targets, own, round_, stream, limits.samples, shared=workers > 1
-        )
+        most = min(limits.samples, LONGEST_PASS)
+        part = _Part(model, inputs, targets, own, round_, stream, most, shared=workers > 1)
         return part.train(parameters[which], correct)
 
     if parameters.device.type == "cpu":

@@ -59,11 +59,11 @@ def rounding_of(noises: Iterable[tuple[Mechanism, int]], epsilon: float) -> Roun
         std = mechanism.noise_std
         unit = 2 * std / grid_of(mechanism)
         lattice = 2.0**-63 / SECOND_WORD * unit  # at most, and 2^-53 of a deviation on average
-        error = (mechanism.rounding + 1) * 2.0**-53 * unit
+        error = (mechanism.rounding + 1.25) * 2.0**-53 * unit
         beyond = np.asarray(_BEYOND * math.exp(-epsilon) / count)
         far = float(mechanism.magnitude(beyond)) / std
         squares += count * error**2
-        # Where a lattice shows most is so rare that ten times as much does no harm.
+        # Where the lattice shows most is rare: ten times as much is made up for by the quarter.
         largest = max(largest, 4 * (1 + far) * error, lattice / 10)
     if not squares:
         return Rounding(0.0, 0.0)
