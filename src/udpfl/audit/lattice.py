@@ -103,9 +103,9 @@ class Told:
     stated: float
 
     def __str__(self) -> str:
-        said = ", ".join(f"{event} {value:.1g}" for event, value in self.deltas.items())
+        said = ", ".join(f"{value:.1g} ({event})" for event, value in self.deltas.items())
         return (
-            f"noise whose values show would tell its sum with probability {said} in a run; what is "
+            f"noise off the grid would betray its sum with probability {said} in a run; anything "
             f"above {self.stated:.1g} would have been refuted"
         )
 

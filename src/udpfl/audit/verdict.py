@@ -102,7 +102,7 @@ class Verdict:
 
     def __str__(self) -> str:
         confidence = f"{100 * (1 - self.error):g} %"
-        at = f" at δ = {self.delta:g}" if self.delta else ""
+        at = f" at δ = {self.delta:.3g}" if self.delta else ""
         if self.refuted:
             found = f"refuted (ε ≥ {self.proved:.3g} at {confidence})"
         else:
