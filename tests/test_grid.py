@@ -32,6 +32,7 @@ from udpfl.mechanisms.arrays import to_unit
 from udpfl.mechanisms.grid import SECOND_WORD, Rounding, grid_of, rounding_of
 from udpfl.models import build
 
+CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 NOISES = {
     "gaussian": Gaussian(1.1),
     "laplace": Laplace(0.77),
@@ -117,6 +118,17 @@ def test_no_lane_and_no_block_of_columns_has_the_noise_of_another(lanes, blocks)
     parts = noisy.view(-1, min(columns, BLOCK)).numpy()
     found = np.corrcoef(parts) - np.eye(len(parts))
     assert np.abs(found).max() < 6.5 / math.sqrt(parts.shape[1])
+
+
+@CUDA
+@pytest.mark.parametrize("name", NOISES)
+def test_noise_on_cuda_is_on_the_grid_and_of_the_right_size(name):
+    noise, sums = NOISES[name], torch.full((2, 200_000), 0.3, dtype=torch.float64, device="cuda")
+    keys = [KEY, KEY._replace(client="other")]
+    noisy = MechanismNoiser([noise] * 2).add(sums, Entropy(), keys).double().cpu()
+    assert torch.equal((noisy / grid_of(noise)).round() * grid_of(noise), noisy)
+    assert float((noisy - 0.3).std()) == pytest.approx(noise.noise_std, rel=2e-2)
+    assert not torch.equal(noisy[0], noisy[1])
 
 
 # The attacks
@@ -348,7 +360,8 @@ def exact_gaussian(noise, signed):
         (Staircase(0.5, 1.0, 1.0), exact_staircase, 1.0),
     ],
 )  # fmt: skip
-def test_noise_is_as_exact_as_is_said(noise, exact, together):
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=CUDA)])
+def test_noise_is_as_exact_as_is_said(noise, exact, together, device):
     """Against 50 digits: the root mean square, and far out in the tail."""
     rng, unit = np.random.default_rng(0), 2.0**-53 * noise.noise_std
     ordinary = rng.uniform(-1, 1, 4_000)
@@ -357,7 +370,7 @@ def test_noise_is_as_exact_as_is_said(noise, exact, together):
         far = np.concatenate([far, rng.uniform(-1, 1, 1_000)])
     errors = {}
     for name, signed in (("ordinary", ordinary), ("far", far)):
-        got = noise.draw(torch.from_numpy(signed.copy())).numpy()
+        got = noise.draw(torch.tensor(signed, device=device)).cpu().numpy()
         with mp.workdps(50):
             wanted = exact(noise, [mp.mpf(float(s)) for s in signed])
             errors[name] = np.array(
