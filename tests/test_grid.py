@@ -407,6 +407,7 @@ def test_what_rounding_adds_grows_with_the_root_of_the_numbers():
     assert rounding_of([], 8.0) == Rounding(0.0, 0.0)
     assert math.isfinite(rounding_of([(Laplace(1.0), 10)], math.inf).total)
     assert Rounding(0.1, 0.2).total == pytest.approx(math.exp(0.1) - 0.8)
+    assert Rounding(0.9, 0.2).total == Rounding(1e300, 0.0).total == 1.0
 
 
 @pytest.mark.parametrize("noise", [Gaussian(1.0), Laplace(3.0)], ids=lambda noise: noise.name)

@@ -250,6 +250,36 @@ def test_batches_beyond_what_is_proved_are_refused(monkeypatch):
         change_of_equal_records(101, 1, "l2")
 
 
+class Pooled(nn.Module):
+    """Positions are weighted by a column of the record, so that the gradients of a bias cancel."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.layer = nn.Linear(64, 200) if kind == "linear" else nn.Conv1d(64, 200, 1)
+        self.linear = kind == "linear"
+
+    def forward(self, x):
+        inputs = x[..., :-1]
+        h = self.layer(inputs) if self.linear else self.layer(inputs.mT).mT
+        return (h.sum(-1) * x[..., -1]).sum(1)
+
+
+@pytest.mark.parametrize("kind", ["linear", "convolution"])
+def test_a_record_that_is_not_finite_changes_nothing_for_the_others(kind):
+    """It is dropped after the norms are known, and biases are not added up again."""
+    generator, count, positions = torch.Generator().manual_seed(0), 64, 6
+    model = LaneModel(Pooled(kind), lambda outputs, _: outputs)
+    x = torch.zeros(count + 1, positions, 65)
+    weights = 1e6 * torch.randn(count, positions, generator=generator)
+    x[:count, :, -1] = weights - weights.double().mean(1, keepdim=True).float()
+    x[count] = 3e38
+    rows = torch.arange(count + 1)
+    assert torch.equal(total(model, x, rows, "l2", 0.1), total(model, x, rows[:count], "l2", 0.1))
+    for row in range(count):
+        own = total(model, x, torch.tensor([row, count]), "l2", 0.1)
+        assert float(own.norm()) <= 0.1
+
+
 @given(st.lists(st.floats(-1e30, 1e30), min_size=1, max_size=300), st.integers(0, 2**32))
 def test_sums_of_many_passes_lose_nothing(terms, seed):
     """Against Python's exact sum of floats."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from udpfl.engine.layers import Named, Rule, Use, put_weighted, sizes
+from udpfl.engine.layers import Rule, Use, put_weighted, sizes
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class BookKept(Gradients):
 
     def _summed_uses(self, name: str) -> Tensor:
         uses = [
-            self._written(tap)[own]
+            tap.rule.write(tap.use)[own]
             for tap in self._taps
             for own, wanted in tap.parameters.items()
             if wanted == name
@@ -159,13 +159,8 @@ class BookKept(Gradients):
         named = self._layout.named(out)
         for tap in self._taps:
             for own, name in tap.parameters.items():
-                named[name] += self._written(tap)[own]
+                named[name] += tap.rule.write(tap.use)[own]
         return out
-
-    def _written(self, tap: Tap) -> Named:
-        if not tap.use.written:
-            tap.use.written.update(tap.rule.each(tap.use))
-        return tap.use.written
 
     def drop(self, bad: Tensor) -> None:
         super().drop(bad)

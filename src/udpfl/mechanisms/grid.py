@@ -38,7 +38,7 @@ class Rounding(NamedTuple):
         P <= e^(epsilon + a) Q + delta is at most e^epsilon Q + e^a - 1 + delta, unless e^epsilon Q
         is above 1 and there is nothing to show.
         """
-        return math.expm1(self.epsilon) + self.delta
+        return min(1.0, math.expm1(min(self.epsilon, 1.0)) + self.delta)
 
 
 def grid_of(mechanism: Mechanism) -> float:

@@ -219,11 +219,13 @@ class Convolution(Rule):
         return view.movedim(-3, -1).flatten(-3)
 
     def _bias(self, use: Use) -> Tensor:
-        if "bias" in use.written:
-            return use.written["bias"]
-        rows = self._gradient_rows(use)
-        ones = rows.new_ones(1, 1, rows.shape[2]).expand(rows.shape[0] * rows.shape[1], -1, -1)
-        return torch.bmm(ones, rows.flatten(0, 1)).view(use.lanes, -1, self.module.bias.numel())
+        """Gradients of the bias, made once: in another order a sum that cancels is another one."""
+        if "bias" not in use.written:
+            rows = self._gradient_rows(use)
+            ones = rows.new_ones(1, 1, rows.shape[2]).expand(rows.shape[0] * rows.shape[1], -1, -1)
+            sums = torch.bmm(ones, rows.flatten(0, 1))
+            use.written["bias"] = sums.view(use.lanes, -1, self.module.bias.numel())
+        return use.written["bias"]
 
     def _writes(self, use: Use) -> bool:
         weight = self.module.weight
@@ -244,24 +246,22 @@ class Convolution(Rule):
             if self.module.bias is not None:
                 named["bias"] = sizes(self._bias(use), p)
             return named
-        if not use.written:
-            use.written.update(self.each(use))
         return {
             name: sizes(self._product_order(full) if name == "weight" else full, p)
-            for name, full in use.written.items()
+            for name, full in self.write(use).items()
         }
 
     def put_weighted(self, use: Use, factors: Tensor, total: Named) -> None:
         if "weight" in total:
             weight = self.module.weight
             sums = factors.new_empty(use.lanes, weight.shape[0], weight[0].numel())
-            if use.written:
+            if "weight" in use.written:
                 put_weighted(factors, self._product_order(use.written["weight"]), sums)
             else:
                 self._put_products(use, factors, sums)
             total["weight"].copy_(self._module_order(sums))
         if "bias" in total:
-            put_weighted(factors, self._bias(use), total["bias"])  # the numbers that were measured
+            put_weighted(factors, self._bias(use), total["bias"])
 
     def _put_products(self, use: Use, factors: Tensor, sums: Tensor) -> None:
         """Sum over samples and positions [L, O, kh * kw * C / groups], nothing written out."""

@@ -38,12 +38,16 @@ class Embedding(Rule):
     def _merged(self, use: Use) -> tuple[Tensor, Tensor]:
         """Ids [N, T] and gradients [N, T, E], each id's gradients moved to its first place."""
         x, g = use.x, use.g
-        ids, rows = x.reshape(x.shape[0], -1), g.reshape(x.shape[0], -1, g.shape[-1])
+        ids = x.reshape(x.shape[0], -1)
+        if use.kept is not None:  # on CUDA they would be added up in another order
+            return ids, use.kept
+        rows = g.reshape(x.shape[0], -1, g.shape[-1])
         if self.module.padding_idx is not None:
             rows = rows * (ids != self.module.padding_idx).unsqueeze(-1)
         first = (ids.unsqueeze(2) == ids.unsqueeze(1)).to(torch.int8).argmax(2)
-        merged = torch.zeros_like(rows).scatter_add_(1, first.unsqueeze(2).expand_as(rows), rows)
-        return ids, merged
+        places = first.unsqueeze(2).expand_as(rows)
+        use.kept = torch.zeros_like(rows).scatter_add_(1, places, rows)
+        return ids, use.kept
 
     def each(self, use: Use) -> Named:
         ids, rows = self._merged(use)
@@ -56,7 +60,7 @@ class Embedding(Rule):
         return {"weight": sizes(merged.unflatten(0, (use.lanes, -1)), p)}
 
     def put_weighted(self, use: Use, factors: Tensor, total: Named) -> None:
-        if use.written:
+        if "weight" in use.written:
             super().put_weighted(use, factors, total)
             return
         rows = self._merged(use)[1] * factors.reshape(-1, 1, 1)

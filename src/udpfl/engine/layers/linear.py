@@ -71,18 +71,24 @@ class Linear(Rule):
         else:
             return super().norms(use, p)
         if self.module.bias is not None:
-            out["bias"] = sizes(b.sum(2), p)
+            out["bias"] = sizes(self._bias(use, b), p)
         return out
 
+    def _bias(self, use: Use, b: Tensor) -> Tensor:
+        """Gradients of the bias, made once: in another order a sum that cancels is another one."""
+        if "bias" not in use.written:
+            use.written["bias"] = b.sum(2)
+        return use.written["bias"]
+
     def put_weighted(self, use: Use, factors: Tensor, total: Named) -> None:
-        if use.written:
+        if "weight" in use.written:
             super().put_weighted(use, factors, total)
             return
         a, b = self._split(use)
         if "weight" in total:
             put_products(factors, a, b, total["weight"])
         if "bias" in total:
-            put_weighted(factors, b.sum(2), total["bias"])  # the very numbers that were measured
+            put_weighted(factors, self._bias(use, b), total["bias"])
 
 
 def _full_size(x: Tensor, p: int) -> Tensor:

@@ -84,18 +84,21 @@ class Rule(ABC):
     def each(self, use: Use) -> Named:
         """Per-sample gradients [L, B, *shape]."""
 
+    def write(self, use: Use) -> Named:
+        """Per-sample gradients [L, B, *shape], made once: what was measured is what is summed."""
+        if "weight" not in use.written:
+            use.written = {**self.each(use), **use.written}
+        return use.written
+
     def norms(self, use: Use, p: int) -> Named:
         """Sum of |gradient|^p per sample [L, B]."""
-        if not use.written:
-            use.written.update(self.each(use))
-        return {name: sizes(full, p) for name, full in use.written.items()}
+        return {name: sizes(full, p) for name, full in self.write(use).items()}
 
     def put_weighted(self, use: Use, factors: Tensor, total: Named) -> None:
         """Write the sum over samples of factor * gradient to each total [L, *shape] given."""
-        if not use.written:
-            use.written.update(self.each(use))
+        written = self.write(use)
         for name in total:
-            put_weighted(factors, use.written[name], total[name])
+            put_weighted(factors, written[name], total[name])
 
     def floats_written(self, use: Use) -> int:
         """Numbers per sample that this rule writes out beyond input and output gradient."""
