@@ -15,6 +15,8 @@ import udpfl
 from tests.small import WIDE, Seen, Wide, blobs, linear
 from udpfl.accounting import PoissonSampled, Release, Repeated
 from udpfl.algorithms import ClientMessage
+from udpfl.algorithms.base import local_update
+from udpfl.algorithms.fedavg import FedAvg
 from udpfl.engine import Keyed, MechanismNoiser, NormClipper, Unclipped
 from udpfl.errors import InvalidInput, LedgerError, Unsupported
 from udpfl.federation.folder import RunFolder
@@ -430,3 +432,70 @@ def test_the_first_words_of_a_report_say_who_is_trusted(federate):
     assert "whole clients" in page
     plain, _ = federate({"epsilon": 2.0})
     assert "everyone but the server" not in (plain.folder / "report.html").read_text()
+
+
+class SendsGradients(FedAvg):
+    """A control variate made of the gradients that the local steps went along."""
+
+    name = "sends-gradients"
+    without_records = "stays"
+
+    def client_step(self, received, state, train):
+        seen = []
+
+        def note(gradient, parameters, lane):
+            seen.append(gradient.sum())
+            return gradient
+
+        moved = local_update(received, train, note)
+        return {"update": moved, "control": torch.ones_like(moved) * sum(seen)}, state
+
+
+class Mixed(type("Mixin", (), {"client_step": SendsGradients.client_step}), FedAvg):
+    """Inherits its client half from a class that says nothing of clients without records."""
+
+    name = "mixed"
+
+
+class KeepsGradients(FedAvg):
+    """Nothing but the update is sent; what is kept corrects the next round."""
+
+    name = "keeps-gradients"
+    without_records = "moves"
+
+    def client_init(self, parameters):
+        return {"sum": torch.zeros(1)}
+
+    def client_step(self, received, state, train):
+        seen = []
+
+        def note(gradient, parameters, lane):
+            seen.append(gradient.sum())
+            return gradient + lane["before"]
+
+        moved = local_update(received, train, note, before=state["sum"])
+        return {"update": moved}, {"sum": torch.ones_like(state["sum"]) * sum(seen)}
+
+
+@pytest.mark.parametrize("method", [SendsGradients, Mixed, KeepsGradients])
+def test_nothing_but_the_noisy_update_leaves_a_training_of_whole_clients(tmp_path, method):
+    """Gradients have no noise there, and a correction sees them."""
+    settings = {
+        "out": str(tmp_path / "run"), "data": {"clients": 3},
+        "training": {"rounds": 2, "algorithm": f"{__name__}:{method.__name__}"},
+        "privacy": {"unit": "client", "delta": 1e-3, "mechanism": "gaussian", "epsilon": 1.0},
+    }  # fmt: skip
+    with pytest.raises(Unsupported, match="depends on gradients that have no noise"):
+        udpfl.run(settings, data=blobs(), model=linear())
+    settings["privacy"]["unit"] = "record"  # where every gradient has its noise
+    settings["out"] = str(tmp_path / "records")
+    assert udpfl.run(settings, data=blobs(), model=linear()).privacy.kind == "guarantee"
+
+
+def test_a_client_half_that_comes_from_elsewhere_says_nothing():
+    assert Mixed.without_records is None
+    assert SendsGradients.without_records == "stays"
+    assert type("Plain", (SendsGradients,), {}).without_records == "stays"
+    own = {"client_step": Mixed.client_step}
+    assert type("Own", (SendsGradients,), own).without_records is None
+    assert type("Says", (Mixed,), {"without_records": "moves"}).without_records == "moves"

@@ -159,7 +159,11 @@ class Algorithm(ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "client_step" in vars(cls) and "without_records" not in vars(cls):
+        first = {
+            name: next(i for i, own in enumerate(cls.__mro__) if name in vars(own))
+            for name in ("client_step", "without_records")
+        }
+        if first["client_step"] < first["without_records"]:  # said of another `client_step`
             cls.without_records = None
 
     def __init__(self, server: ServerStep) -> None:

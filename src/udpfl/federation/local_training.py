@@ -101,8 +101,16 @@ class Trainer:
         Guarantee: whatever records do to the tensors and the state goes through releases, and the
         events are those of all of them.
         """
-        training = _Training(self, request, people, records)
-        tensors, state = self.algorithm.client_step(request.received, state, training)
+        training, kept = _Training(self, request, people, records), state
+        tensors, state = self.algorithm.client_step(request.received, kept, training)
+        if training.whole:
+            again = self.algorithm.client_step(request.received, kept, _Repeated(training))
+            if not (_same(tensors, again[0]) and _same(state, again[1])):
+                raise Unsupported(
+                    f"what {self.algorithm.name} sends or keeps depends on gradients that have no "
+                    "noise: where whole clients are hidden it may use nothing of a training but "
+                    "the parameters that it returns"
+                )
         if any(person.count for person in people):
             tensors = {**tensors, WITHIN: training.within(request.received["model"])}
         events = tuple(tuple(own) for own in training.events)
@@ -159,6 +167,7 @@ class _Training:
         self._weakest = request.received.get(WEAKEST)
         self._calls = 0
         self._measured: list[tuple[float, float]] = []
+        self.returned: list[Tensor] = []
 
     def __call__(
         self,
@@ -188,7 +197,13 @@ class _Training:
             parameters = origin + moved
         self._calls += 1
         self._measured.append((float(over.float().mean()), float(ratio.mean())))
-        return parameters
+        self.returned.append(parameters)
+        return parameters.clone()
+
+    @property
+    def whole(self) -> bool:
+        """Whether whole clients are hidden, so that gradients have no noise of their own."""
+        return self._whole is not None
 
     def _takes_part(self, person: Participant) -> bool:
         """By a coin that nobody else sees; a client pays whichever way it falls."""
@@ -291,6 +306,36 @@ class _Training:
             return None, None
         fractions, ratios = zip(*self._measured, strict=True)
         return sum(fractions) / len(fractions), sum(ratios) / len(ratios)
+
+
+class _Repeated:
+    """A training that returns what another one did, and shows corrections other gradients.
+
+    What a method makes of it is the same if it uses nothing of gradients but what is returned.
+    """
+
+    def __init__(self, training: _Training) -> None:
+        self.clients, self.steps = training.clients, training.steps
+        self.learning_rates = training.learning_rates
+        self._returned = iter(training.returned)
+
+    def __call__(
+        self,
+        start: Tensor,
+        correct: Correct | None = None,
+        state: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        if correct is not None:
+            for _ in range(int(self.steps.max())):
+                correct(torch.ones_like(start), start, state or {})
+        return next(self._returned).clone()
+
+
+def _same(some: Tensors, others: Tensors) -> bool:
+    """The same names with the same numbers; what is no number is like itself."""
+    return some.keys() == others.keys() and all(
+        torch.equal(one.nan_to_num(0.0), others[name].nan_to_num(0.0)) for name, one in some.items()
+    )
 
 
 def _in_unit(person: Participant, unit: float) -> Participant:
