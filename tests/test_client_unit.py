@@ -203,6 +203,15 @@ def test_the_mean_is_the_sum_over_a_public_number(tmp_path):
     assert merged.tensors["update"].tolist() == pytest.approx([0.15] * 3)
 
 
+def test_every_round_has_a_noise_of_its_own(tmp_path):
+    """Also where draws are seeded: two sums with one noise are told apart by their difference."""
+    release = Release(udpfl.Gaussian(1.0), udpfl.Sensitivity(1.0, "l2", 500), "client")
+    people = [Participant(str(i), 10, 1.0, 5, 1, release) for i in range(2)]
+    server = TrustedServer.of(RunFolder.create(tmp_path / "run"), "k", Keyed(0), people)
+    first, second = (server.noisy_sum(round_, torch.zeros(2, 500)) for round_ in (1, 2))
+    assert abs(np.corrcoef(first, second)[0, 1]) < 6 / np.sqrt(500)
+
+
 def test_after_a_crash_the_same_noise_is_used_again(tmp_path):
     folder = RunFolder.create(tmp_path / "run")
     release = Release(udpfl.Gaussian(1.0), udpfl.Sensitivity(1.0, "l2", 50), "client")
