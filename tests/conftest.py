@@ -1,19 +1,24 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from udpfl import Tabulated
 
 settings.register_profile(
     "house", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.load_profile("house")
+# Whoever only asks whether a test fails (`tests/mutants`) need not know its smallest example.
+settings.register_profile(
+    "first failure", settings.get_profile("house"), phases=(Phase.explicit, Phase.generate)
+)
+settings.load_profile("first failure" if "FIRST_FAILURE" in os.environ else "house")
 
 
 @pytest.fixture

@@ -327,6 +327,34 @@ class TestLossDistribution:
         assert account(event, 0.9 * exact).epsilon == math.inf
         assert account(event, dimension / 190).epsilon == pytest.approx(0.0, abs=1e-6)
 
+    @pytest.mark.parametrize(("rate", "count"), [(1.0, 5), (0.5, 5), (0.1, 40)])
+    def test_bounded_noise_in_many_releases(self, rate, count):
+        """Box noise: delta is the chance that any release has the record and uncovers it."""
+        release = Release(Box(100.0), Sensitivity(1.0, "linf", 1))
+        found = loss_distribution.LossDistribution(Repeated(PoissonSampled(rate, release), count))
+        exact = 1 - (1 - rate / 200) ** count
+        for epsilon in (1.0, 20.0):
+            assert exact <= found.delta(epsilon) <= count * rate / 200 * 1.001
+
+    @pytest.mark.parametrize("dimension", [2, 30])
+    def test_what_is_taken_off_the_curve_of_a_product_is_handed_back(self, dimension):
+        """Against the composed losses themselves, to far below the noise of the transforms."""
+        noise, near = Laplace(2.0), 1.0
+
+        def single(eps):
+            return noise.hockey_stick(eps, 1.0)
+
+        curve, more = loss_distribution._product(single, dimension, 1, near)
+        step = loss_distribution.grid_step(near, dimension)
+        one = loss_distribution._pmf(
+            loss_distribution._sampled(single, 1.0, adding=False), step, dimension
+        )
+        losses = loss_distribution._self_compose(one, dimension)
+        epsilons = np.linspace(0, dimension / 2, 60)
+        exact = np.array([losses.get_delta_for_epsilon(epsilon) for epsilon in epsilons])
+        assert np.all(curve(epsilons) + more >= exact - 1e-15)
+        assert np.all(curve(epsilons) + more <= exact + 1e-11)
+
     def test_product_of_coordinates_under_linf(self):
         """Two Laplace coordinates: the loss of the pair by direct convolution of atoms."""
         noise, steps = Laplace(2.0), 1
@@ -342,9 +370,10 @@ class TestLossDistribution:
         tight = loss_distribution.epsilon(sampled_event, 1e-5)
         assert tight < rdp.epsilon(sampled_event, 1e-5)
 
-    def test_gaussian_works_in_any_dimension_and_norm(self):
-        reference = account(sampled(Gaussian(2.0), 10, 0.3, None), 1e-5, "pld").epsilon
-        wide = account(sampled(Gaussian(6.0), 10, 0.3, 9, "linf"), 1e-5, "pld").epsilon
+    @pytest.mark.parametrize("accountant", ["rdp", "pld"])
+    def test_gaussian_works_in_any_dimension_and_norm(self, accountant):
+        reference = account(sampled(Gaussian(2.0), 10, 0.3, None), 1e-5, accountant).epsilon
+        wide = account(sampled(Gaussian(6.0), 10, 0.3, 9, "linf"), 1e-5, accountant).epsilon
         assert wide == pytest.approx(reference, rel=1e-9)
 
     def test_refuses_what_has_no_worst_pair(self):

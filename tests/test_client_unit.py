@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -203,6 +204,35 @@ def test_the_mean_is_the_sum_over_a_public_number(tmp_path):
     ]
     (merged,) = server.merged(1, messages)
     assert merged.tensors["update"].tolist() == pytest.approx([0.15] * 3)
+    for message in messages:  # nor does it follow how many have sent something
+        message.tensors["update"] += 0.1
+    (merged,) = server.merged(2, messages)
+    assert merged.tensors["update"].tolist() == pytest.approx([0.3] * 3)
+
+
+def test_one_noise_is_for_clients_that_planned_for_the_same(tmp_path):
+    """Else somebody's update would get less noise than its plan says."""
+    folder = RunFolder.create(tmp_path / "run")
+    bound = udpfl.Sensitivity(1.0, "l2", 3)
+    plan = Participant("a", 10, 1.0, 5, 1, Release(udpfl.Gaussian(1.0), bound, "client"))
+    assert TrustedServer.of(folder, "k", Keyed(0), [plan, replace(plan, name="b")]).clients == 2
+    for other in (
+        {"release": Release(udpfl.Gaussian(2.0), bound, "client")},
+        {"release": Release(udpfl.Gaussian(1.0), replace(bound, bound=0.5), "client")},
+        {"participation": 0.5},
+        {"factors": (1.0, 1.0, 1.0, 1.0, 2.0)},
+    ):
+        with pytest.raises(Unsupported, match="one noise"):
+            TrustedServer.of(folder, "k", Keyed(0), [plan, replace(plan, name="b", **other)])
+
+
+def test_every_round_has_a_noise_of_its_own(tmp_path):
+    """Also where draws are seeded: two sums with one noise are told apart by their difference."""
+    release = Release(udpfl.Gaussian(1.0), udpfl.Sensitivity(1.0, "l2", 500), "client")
+    people = [Participant(str(i), 10, 1.0, 5, 1, release) for i in range(2)]
+    server = TrustedServer.of(RunFolder.create(tmp_path / "run"), "k", Keyed(0), people)
+    first, second = (server.noisy_sum(round_, torch.zeros(2, 500)) for round_ in (1, 2))
+    assert abs(np.corrcoef(first, second)[0, 1]) < 6 / np.sqrt(500)
 
 
 def test_after_a_crash_the_same_noise_is_used_again(tmp_path):

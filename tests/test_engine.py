@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import itertools
 import logging
 import math
@@ -183,9 +184,10 @@ def test_conv1d(lanes, groups, kernel, stride, padding, dilation):
     assert_same_sums(Net(conv, 6), x, labels(lanes, 2))
 
 
-def test_convolution_with_large_kernels_goes_by_gram_matrices():
+@pytest.mark.parametrize("groups", [1, 2])
+def test_convolution_with_large_kernels_goes_by_gram_matrices(groups):
     x = torch.randn(2, 3, 8, 4, 4)
-    assert_same_sums(Net(nn.Conv2d(8, 16, 3), 16), x, labels(2, 3))
+    assert_same_sums(Net(nn.Conv2d(8, 16, 3, groups=groups), 16), x, labels(2, 3))
 
 
 def test_same_padding():
@@ -826,6 +828,27 @@ def test_reduced_precision_outside_does_not_reach_the_clipped_sum():
     assert out.parameters.dtype == torch.float32
 
 
+@pytest.mark.parametrize(
+    "switch", ["fp32", "mkldnn.fp32", "mkldnn.conv.fp32", "mkldnn.matmul.fp32"]
+)
+def test_precision_that_torch_s_newer_switches_lower_is_refused(switch):
+    *path, _ = switch.split(".")
+    holder = functools.reduce(getattr, path, torch.backends)
+    if not hasattr(holder, "fp32_precision"):
+        pytest.skip("this torch has no such switch")
+    before, device = holder.fp32_precision, torch.device("cpu")
+    with full_precision(device):
+        pass
+    holder.fp32_precision = "bf16" if path else "tf32"
+    try:
+        with pytest.raises(Unsupported, match="precision"), full_precision(device):
+            pass
+    finally:
+        holder.fp32_precision = before
+    with full_precision(device):
+        pass
+
+
 # A model is tried before it is trusted
 
 
@@ -951,9 +974,10 @@ def test_positions_that_cancel_keep_the_bound(size):
     assert one_record(Cancels(), x, torch.tensor(0), "l2", 1.0, linear) <= 1.0
 
 
-def test_a_tiny_input_with_a_huge_gradient_keeps_the_bound():
-    net = nn.Linear(1, 1, bias=False)
-    x, y = torch.tensor([2.5e-23]), torch.tensor([8e18])
+@pytest.mark.parametrize("wide", [1, 300])
+def test_a_tiny_input_with_a_huge_gradient_keeps_the_bound(wide):
+    net = nn.Linear(wide, 1, bias=False)
+    x, y = torch.full((wide,), 2.5e-23), torch.tensor([8e18])
     assert one_record(net, x, y, "l2", 1e-3, lambda o, t: (o - t).square().sum(1)) <= 1e-3
 
 

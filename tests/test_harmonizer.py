@@ -207,6 +207,15 @@ class TestCalibrate:
                 jump = least_root(lambda x, r=root: 1.0 if x < r else -1.0, guess, 1e-4)
                 assert root <= jump <= root * 1.001
 
+    @pytest.mark.parametrize("guess", [0.5, 2.9, 3.1, 40.0])
+    def test_what_is_not_a_number_is_not_private(self, guess):
+        """A cost that cannot be computed for little noise, and is within the budget for more."""
+
+        def excess(level):
+            return math.nan if level < 3 else -math.log(level)
+
+        assert 3 <= least_root(excess, guess, 1e-3) <= 3 * math.exp(1e-3)
+
     @pytest.mark.parametrize("slope", [-0.5, -1.0, -20.0])
     def test_the_search_takes_few_looks(self, slope):
         """Each is a whole accounting. Where epsilon follows the noise on a line, the second look

@@ -419,10 +419,32 @@ def test_gaussian_draws_in_pairs_are_independent_normals(kind, dtype, shape):
     if z.size < 1000:
         return
     assert stats.kstest(z, "norm").pvalue > 1e-6
-    half = z.size // 2
-    first, second = z[:half], z[half : 2 * half]
-    for a, b in ((first, second), (first**2, second**2), (np.abs(first), second), (z[1:], z[:-1])):
-        assert abs(np.corrcoef(a, b)[0, 1]) < 6 / math.sqrt(half)
+    half, pairs = z.size // 2, shape[-1] // 2
+    rows = z.reshape(shape)
+    # Halves of all numbers, and the two values of every pair.
+    for first, second in (
+        (z[:half], z[half : 2 * half]),
+        (rows[:, :pairs].ravel(), rows[:, pairs : 2 * pairs].ravel()),
+    ):
+        for a, b in ((first, second), (first**2, second**2), (np.abs(first), second)):
+            assert abs(np.corrcoef(a, b)[0, 1]) < 6 / math.sqrt(len(a))
+    assert abs(np.corrcoef(z[1:], z[:-1])[0, 1]) < 6 / math.sqrt(half)
+
+
+@pytest.mark.parametrize("std", [1.0, 0.03, 700.0])
+def test_gaussian_pairs_are_the_two_sides_of_a_triangle(std):
+    """The formula of Box and Muller, number by number: neither scale nor sign may be off."""
+    u = np.random.default_rng(3).uniform(-1, 1, (3, 200))
+    radius, angle = std * np.sqrt(-2 * np.log(np.abs(u[:, :100]))), math.pi * u[:, 100:]
+    sides = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
+    assert np.allclose(Gaussian(std).draw(u.copy()), sides, rtol=1e-13, atol=1e-13 * std)
+
+
+def test_a_table_goes_on_beyond_its_last_knot():
+    """The tail of logistic noise in closed form, as far out as two random words reach."""
+    tails = 2.0 ** -np.arange(60.0, 121.0, 10.0)
+    wanted = 2.0 * np.log(2 / tails)  # but for e^-40
+    assert np.allclose(Logistic(2.0).magnitude(tails), wanted, rtol=1e-3)
 
 
 def test_gaussian_pairs_reach_far_tails():

@@ -6,6 +6,7 @@ import itertools
 import json
 import logging
 import math
+import random
 from collections import Counter
 from dataclasses import replace
 from typing import ClassVar
@@ -168,6 +169,22 @@ def test_every_order_is_equally_likely_whatever_the_order_of_clients(turned):
         for round_ in range(3000)
     )
     assert stats.chisquare([orders[order] for order in SIX]).pvalue > 1e-6
+
+
+def test_nobody_can_compute_the_order():
+    """Not from the round, and not from a generator that somebody has seeded."""
+    states, given, orders = (random.getstate(), np.random.get_state()), messages(20), []
+    with torch.random.fork_rng(devices=[]):
+        for _ in range(3):
+            random.seed(7)
+            np.random.seed(7)
+            torch.manual_seed(7)
+            mixed = Shuffler("run").mixed(1, given)
+            orders.append(tuple(int(m.tensors["extra"]) for m in mixed))
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    assert len(set(orders)) == 3
+    assert all(sorted(order) == sorted(orders[0]) for order in orders)
 
 
 def test_every_order_is_equally_likely_in_a_run(federate):

@@ -27,7 +27,8 @@ from udpfl.engine import (
     training,
 )
 from udpfl.engine.clipping import ROUNDING
-from udpfl.engine.layers.rule import gram_norm
+from udpfl.engine.gradients import WrittenOut
+from udpfl.engine.layers.rule import gram_norm, put_weighted, sizes
 from udpfl.engine.precision import DoubleSum
 from udpfl.errors import Unsupported
 
@@ -158,6 +159,69 @@ def test_any_record_among_any_others(seed, norm, count, exponents, bound):
     own = float(torch.linalg.vector_norm(x[which].double(), NORMS[norm]))
     assert change <= bound
     assert change == pytest.approx(min(own, bound), rel=2e-3, abs=1e-3 * bound)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("samples", [512, 100])
+def test_a_sum_is_exact_to_double_precision(norm, samples):
+    """Of records that are not clipped, against Python's exact sum of floats."""
+    x = torch.randn(400, 6, generator=torch.Generator().manual_seed(0))
+    found = total(itself(6), x, torch.arange(400), norm, 100.0, samples=samples)
+    for column, own in zip(x.double().T.tolist(), found.tolist(), strict=True):
+        assert own == pytest.approx(math.fsum(column), abs=1e-14 * sum(map(abs, column)))
+
+
+@pytest.mark.parametrize("positions", [1, 3])
+def test_a_sum_over_positions_is_exact_to_double_precision(positions):
+    """Gradients that are not written out: products of an input and a number that is known."""
+    rng = torch.Generator().manual_seed(0)
+    x, out = torch.randn(400, positions, 32, generator=rng), torch.randn(48, generator=rng)
+    layer = nn.Linear(32, 48, bias=False)
+    model = LaneModel(layer, lambda outputs, _: (outputs * out).flatten(1).sum(1))
+    found = total(model, x, torch.arange(400), "l2", 1e4).view(48, 32).numpy()
+    inputs, wanted = x.double().numpy().reshape(-1, 32), out.double().numpy()
+    exact, size = (np.outer(f(wanted), f(inputs).sum(0)) for f in (np.asarray, np.abs))
+    assert (abs(found - exact) <= 1e-13 * size).all()
+
+
+@pytest.mark.parametrize("length", [1, 255, 256, 257, 700, 1 << 20])
+@pytest.mark.parametrize("p", [1, 2])
+def test_sizes_are_as_exact_as_they_say(length, p):
+    """Within 260 units of rounding, for equal numbers, which all round the same way, and others."""
+    rng = torch.Generator().manual_seed(0)
+    for full in (torch.full((1, 1, length), 0.1), torch.randn(1, 1, length, generator=rng)):
+        exact = math.fsum(abs(x) ** p for x in full.flatten().tolist())
+        assert float(sizes(full, p)) == pytest.approx(exact, rel=260 * 2.0**-24)
+
+
+@pytest.mark.parametrize(("samples", "width"), [(3, 5), (40, 20_000), (3, 200_000)])
+def test_weighted_sums_hold_every_sample(samples, width):
+    """Also where they are turned into double a few at a time."""
+    rng = torch.Generator().manual_seed(0)
+    full = torch.randn(2, samples, width, generator=rng)
+    factors = torch.rand(2, samples, generator=rng, dtype=torch.float64)
+    total = torch.empty(2, width, dtype=torch.float64)
+    put_weighted(factors, full, total)
+    exact = (factors.unsqueeze(2) * full.double()).sum(1)
+    assert torch.allclose(total, exact, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_what_fills_up_a_batch_is_in_no_sum(norm):
+    """Whatever it holds: one lane of three records and one of a single record."""
+    rng = torch.Generator().manual_seed(0)
+    full, real = (
+        torch.randn(2, 3, 5, generator=rng),
+        torch.tensor([[True] * 3, [True, False, False]]),
+    )
+    found = NormClipper(norm, [100.0] * 2).clipped_sum(WrittenOut(full.clone(), real))
+    exact = torch.stack([full[0].double().sum(0), full[1, 0].double()])
+    assert torch.allclose(found.sum, exact, rtol=0, atol=1e-14)
+    assert found.clipped.tolist() == [0, 0]
+    assert NormClipper(norm, [1e-3] * 2).clipped_sum(WrittenOut(full, real)).clipped.tolist() == [
+        3,
+        1,
+    ]
 
 
 class Positions(nn.Module):

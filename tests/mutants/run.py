@@ -68,7 +68,8 @@ def read(root: Path) -> list[Fault]:
 def run_tests(tests: Sequence[str], copy: Path, limit: float, keep: bool = False) -> int | None:
     """Pytest's exit code in a copy of the repository; None where it ran out of time."""
     quiet = {} if keep else {"PYTHONDONTWRITEBYTECODE": "1"}
-    environment = {**os.environ, "PYTHONPATH": str(copy / "src"), "OMP_NUM_THREADS": "1", **quiet}
+    own = {"PYTHONPATH": str(copy / "src"), "OMP_NUM_THREADS": "1", "FIRST_FAILURE": "1"}
+    environment = {**os.environ, **own, **quiet}
     with (copy / "pytest.log").open("w") as log:
         process = subprocess.Popen(
             [*_PYTEST, *tests], cwd=copy, env=environment, stdout=log, stderr=log,
