@@ -44,6 +44,11 @@ class Clipped:
 class Clipper(ABC):
     """Turns per-sample gradients into a sum that no single record moves by more than the bound."""
 
+    @property
+    def order(self) -> int:
+        """Of the norms that it takes of gradients."""
+        return 2
+
     @abstractmethod
     def lanes(self, which: slice) -> Clipper:
         """The same clipper for some of the lanes."""
@@ -80,6 +85,10 @@ class NormClipper(Clipper):
                     "clip", f"must lie between {_SMALLEST:g} and {_LARGEST:g}, got {bound!r}"
                 )
 
+    @property
+    def order(self) -> int:
+        return 2 if self.norm == "l2" else 1
+
     def lanes(self, which: slice) -> NormClipper:
         return NormClipper(self.norm, self.bounds[which])
 
@@ -89,7 +98,7 @@ class NormClipper(Clipper):
     def clipped_sum(self, gradients: Gradients) -> Clipped:
         if self.norm == "linf":
             return self._clamped_sum(gradients)
-        sizes = finite_norms(gradients, 1 if self.norm == "l1" else 2)
+        sizes = finite_norms(gradients, self.order)
         bound = self._lowered(sizes)
         factors = bound / torch.maximum(sizes, bound) * gradients.real
         clipped = ((sizes > bound) & gradients.real).sum(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from udpfl.engine.clipping import NormClipper
+from udpfl.engine.clipping import LONGEST_PASS, NormClipper
 from udpfl.engine.lanes import LaneModel
 from udpfl.engine.precision import full_precision
 from udpfl.engine.randomness import Key, PrivateStream, poisson_indices
@@ -41,14 +41,19 @@ def counted_within(
     clipper = lanes.clipper
     if not isinstance(clipper, NormClipper) or clipper.norm == "linf":
         raise Unsupported("an adaptive clip needs gradients that are clipped in l1 or l2")
-    order = 1 if clipper.norm == "l1" else 2
+    order = clipper.order
     sums = torch.zeros(len(lanes), dtype=torch.float64, device=parameters.device)
     with full_precision(parameters.device):
+        most = min(limits.samples, LONGEST_PASS)
+        expected = float(lanes.denominators.max())
+        widths = model.widths(inputs, targets, 1, most, expected, order)
         for lane in range(len(lanes)):
             key = Key(lanes.runs[lane], lanes.clients[lane], round_, 0, "counting")
             rows = poisson_indices(stream, key, lanes.records[lane], lanes.rates[lane])
-            for part in rows.split(max(1, limits.samples)):
-                index, real = padded([part], parameters.device)
+            while len(rows):
+                width = widths.fit(len(rows))
+                part, rows = rows[:width], rows[width:]
+                index, real = padded([part], parameters.device, width)
                 # Random layers draw here as they do in training: from nothing others could know.
                 with stream.layers(key._replace(purpose="counting layers"), parameters.device):
                     gradients = model.gradients(
@@ -56,5 +61,6 @@ def counted_within(
                     )
                     sizes = gradients.norms(order)
                 inside = (1 - sizes / clipper.bounds[lane]) / _EDGE
-                sums[lane] += WEIGHT * inside.nan_to_num(-1.0).clamp(-1.0, 1.0).sum()
+                counted = inside.nan_to_num(-1.0).clamp(-1.0, 1.0) * real
+                sums[lane] += WEIGHT * counted.sum()
     return sums

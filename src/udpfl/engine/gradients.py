@@ -64,6 +64,10 @@ class Gradients(ABC):
     def written_out(self) -> Tensor:
         """Every gradient [L, B, d]."""
 
+    @abstractmethod
+    def pieces(self, order: int) -> list[Tensor]:
+        """What norms of this order and sums are made of, for every sample [L, B, n]."""
+
     def drop(self, bad: Tensor) -> None:
         """Make the marked samples' gradients zero, whatever they hold."""
         self.real = self.real & ~bad
@@ -87,6 +91,9 @@ class WrittenOut(Gradients):
 
     def written_out(self) -> Tensor:
         return self._gradients
+
+    def pieces(self, order: int) -> list[Tensor]:
+        return [self.norms(order).unsqueeze(2), self._gradients]
 
     def drop(self, bad: Tensor) -> None:
         super().drop(bad)
@@ -178,6 +185,14 @@ class BookKept(Gradients):
                     # 0 * inf would come back as not-a-number
                     mask = rows.view(-1, *([1] * (held.dim() - 1)))
                     setattr(use, name, held.masked_fill(mask, 0.0))
+
+    def pieces(self, order: int) -> list[Tensor]:
+        found = [self.norms(order)]
+        for tap in self._taps:
+            use = tap.use
+            noted = [t for t in (use.x, use.g, use.kept) if t is not None and t.is_floating_point()]
+            found += [*noted, *use.written.values()]
+        return [t.reshape(*self.real.shape, -1) for t in found]
 
     def bytes_per_sample(self) -> int:
         """Memory that one sample takes in this pass, roughly."""

@@ -25,6 +25,7 @@ from udpfl.engine.layers import RULES, Rule, Use
 from udpfl.engine.memory import first_line
 from udpfl.engine.modes import DROPOUT, drop_nothing, evaluating
 from udpfl.engine.trial import tried
+from udpfl.engine.widths import Widths, random_records
 from udpfl.errors import Unsupported
 
 log = logging.getLogger(__name__)
@@ -94,6 +95,10 @@ class LaneModel:
         names = {id(p): n for n, p in trainable.items()}
         self._anchor = torch.zeros((), requires_grad=True)
         self._pass = _Pass()
+        self._widths: dict[tuple[object, ...], Widths] = {}
+        self._still: LaneModel | None = None
+        """A copy without dropout, to try widths with."""
+        self._public: tuple[Tensor, Tensor] | None = None
         uncovered = _uncovered(self._model)
         self.why_alone: str | None = f"no rule for {', '.join(uncovered)}" if uncovered else None
         """Why every record is computed alone, if so; `check` decides."""
@@ -183,6 +188,26 @@ class LaneModel:
             (gradient,) = torch.autograd.grad(loss, weights)
         return loss.detach(), gradient
 
+    def widths(
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        lanes: int,
+        most: int,
+        expected: float,
+        order: int = 2,
+    ) -> Widths:
+        """Widths of passes at which no record's rounding depends on the others."""
+        key = (lanes, most, round(expected), order, inputs.device, torch.get_num_threads())
+        if key not in self._widths:
+            if self._still is None:
+                self._still = self.copied(
+                    torch.float32, why_alone=self.why_alone, lanes_apart=self.lanes_apart
+                )
+            records = self._public or random_records(inputs, targets)
+            self._widths[key] = Widths(self._still, records, lanes, most, expected, order)
+        return self._widths[key]
+
     def gradients(
         self, parameters: Tensor, inputs: Tensor, targets: Tensor, real: Tensor
     ) -> Gradients:
@@ -235,6 +260,7 @@ class LaneModel:
         the model is refused.
         """
         verdict = tried(self, parameters, inputs, targets)
+        self._public, self._still, self._widths = (inputs, targets), None, {}
         self.why_alone, self.lanes_apart = verdict.why_alone, verdict.lanes_apart
         if self.why_alone is not None:
             log.warning(

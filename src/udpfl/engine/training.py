@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TypeVar
 
 import torch
@@ -17,6 +18,7 @@ from udpfl.engine.lanes import LaneModel
 from udpfl.engine.noise import Noiser
 from udpfl.engine.precision import DoubleSum, full_precision
 from udpfl.engine.randomness import Key, PrivateStream, poisson_indices
+from udpfl.engine.widths import Widths
 from udpfl.errors import Unsupported
 
 T = TypeVar("T")
@@ -164,6 +166,7 @@ class _Part:
 
     def train(self, parameters: Tensor, correct: Correct | None) -> tuple[Tensor, Tensor, Tensor]:
         lanes, device = self.lanes, parameters.device
+        parameters = parameters.contiguous()  # as widths are tried
         # Every index set of the round is drawn before its first step.
         batches = [_draw(lanes, self.round, step, self.stream) for step in range(max(lanes.steps))]
         sampled, clipped, ratios = (torch.zeros(len(lanes), device=device) for _ in range(3))
@@ -194,29 +197,37 @@ class _Part:
         return self.stream.layers(_keys(self.lanes, self.round, step, "layers")[0], device)
 
     def _clipped_sum(self, parameters: Tensor, batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """The clipped sum [L, d] over batches of any size, and how many were clipped [L].
-
-        Passes have the same length whatever was drawn, except the last one: if all of them changed
-        with the batch, so might the rounding of every record.
-        """
+        """The clipped sum [L, d] over batches of any size, and how many were clipped [L]."""
         longest = max(len(rows) for rows in batch)
         if longest > LARGEST_BATCH:
             raise Unsupported(
                 f"one step would add up {longest} records of a client, more than the "
                 f"{LARGEST_BATCH} for which its rounding is bounded: lower the sampling rate"
             )
-        total = DoubleSum()
+        total, start = DoubleSum(), 0
         over = torch.zeros(len(batch), device=parameters.device)
         if longest == 0:
             return torch.zeros_like(parameters, dtype=torch.float64), over
-        for start in range(0, longest, self.most):
-            part = self._pass(parameters, [rows[start : start + self.most] for rows in batch])
+        while start < longest:
+            width = self.widths.fit(longest - start)
+            rows = [own[start : start + width] for own in batch]
+            part = self._pass(parameters, rows, width)
             total.add(part.sum)
             over += part.clipped
+            start += width
         return total.value, over
 
-    def _pass(self, parameters: Tensor, rows: Sequence[Tensor]) -> Clipped:
-        index, real = padded(rows, parameters.device)
+    @cached_property
+    def widths(self) -> Widths:
+        """The widths that passes of these lanes may have: a function of public numbers."""
+        expected = float(self.lanes.denominators.max())
+        return self.model.widths(
+            self.inputs, self.targets, len(self.lanes), self.most, expected,
+            self.lanes.clipper.order,
+        )  # fmt: skip
+
+    def _pass(self, parameters: Tensor, rows: Sequence[Tensor], width: int) -> Clipped:
+        index, real = padded(rows, parameters.device, width)
         inputs, targets = self.inputs[index], self.targets[index]
         return self.lanes.clipper.clipped_sum(
             self.model.gradients(parameters, inputs, targets, real)
@@ -241,9 +252,8 @@ def _keys(lanes: Lanes, round_: int, step: int, purpose: str) -> list[Key]:
     ]
 
 
-def padded(rows: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Index sets as one matrix and a mask that says which entries are real."""
-    width = max(len(row) for row in rows)
+def padded(rows: Sequence[Tensor], device: torch.device, width: int) -> tuple[Tensor, Tensor]:
+    """Index sets as one matrix of this width and a mask that says which entries are real."""
     index = torch.zeros(len(rows), width, dtype=torch.int64, device=device)
     real = torch.zeros(len(rows), width, dtype=torch.bool, device=device)
     for i, row in enumerate(rows):
