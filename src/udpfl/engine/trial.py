@@ -18,17 +18,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from udpfl.engine.bench import CALM, ROWS, Batch, Bench, Rows
+from udpfl.engine.bench import Batch, Bench
 from udpfl.engine.generators import Answer, answered, only_torch_draws, restored
 from udpfl.engine.memory import MEMORY, first_line, steady_rows
 from udpfl.engine.precision import full_precision
+from udpfl.engine.rows import CALM, ROWS, Rows
 from udpfl.errors import Unsupported
 
 if TYPE_CHECKING:
     from udpfl.engine.lanes import LaneModel
 
 # Ordinary rows (0, 1, 2) beside a tiny one (7), beside huge ones of either sign (4, 6), on two
-# lanes, whose parameters differ, and beside all kinds; `bench` says what a row is. The calm batch
+# lanes, whose parameters differ, and beside all kinds; `rows` says what a row is. The calm batch
 # comes first and last: what is kept of a huge row would show in it, and nothing is saturated
 # before. The broken batch has a row that is not finite (8), as a finite one may become on the way.
 _CALM: Batch = (CALM,)
