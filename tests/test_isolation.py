@@ -58,6 +58,10 @@ class Case(NamedTuple):
     loss: Callable = cross_entropy
     values: bool = False
     """Whether targets are values and not labels."""
+    public: Callable | None = None
+    """A number of rows to the records that the model is tried on."""
+    private: Callable | None = None
+    """A number of rows to the records that see each other."""
 
 
 def records(rows, seed=1, values=False):
@@ -70,7 +74,8 @@ def records(rows, seed=1, values=False):
 
 def tried(case, rows=8):
     model = LaneModel(case.make(), case.loss)
-    model.check(model.initial(), *records(rows, values=case.values))
+    x, y = case.public(rows) if case.public else records(rows, values=case.values)
+    model.check(model.initial(), x, y)
     return model
 
 
@@ -325,6 +330,130 @@ def noisy_targets(outputs, targets):
     return squared(outputs, noise)
 
 
+# What only shows where a row is broken inside of the model
+
+
+def bounded(net, t):
+    return torch.tanh(t)
+
+
+def clamped(net, t):
+    return t.clamp(-3, 3)
+
+
+def zero_if(is_bad):
+    """Zeros for the whole batch if a number in it is bad."""
+    return lambda net, t: torch.where(is_bad(t).any(), torch.zeros_like(t), t)
+
+
+def is_broken(t):
+    return ~torch.isfinite(t)
+
+
+def skips_broken_gradients(net, h):
+    if h.requires_grad:
+        h.register_hook(lambda g: torch.where(torch.isfinite(g).all(), g, 0.0))
+    return h
+
+
+def hooked_guard():
+    net = Net(bounded)
+    net.a.register_forward_hook(lambda m, args, out: zero_if(is_broken)(m, out))
+    return net
+
+
+def asserted_then_zeroed():
+    """What raises first hides what comes later, unless only the later one is broken."""
+
+    def check(net, h):
+        if not torch._C._functorch.is_functorch_wrapped_tensor(h):
+            assert torch.isfinite(h).all()
+        return h
+
+    return Net(bounded, check, zero_if(is_broken))
+
+
+class Bag(nn.Module):
+    """Token ids, 0 is padding; `mean` takes vectors [N, T, 6] and what is no padding [N, T]."""
+
+    def __init__(self, mean=lambda e, real: e.mean(1), trim=lambda t: t):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.a, self.b = nn.Embedding(20, 6), nn.Linear(6, 3)
+        self.mean, self.trim = mean, trim
+
+    def forward(self, t):
+        t = self.trim(t)
+        return self.b(self.mean(self.a(t), (t != 0).to(self.b.weight.dtype)))
+
+
+def of_own_length(e, real):
+    return (e * real.unsqueeze(2)).sum(1) / real.sum(1, keepdim=True).clamp(min=1)
+
+
+def of_longest(e, real):
+    return (e * real.unsqueeze(2)).sum(1) / real.sum(1).max().clamp(min=1)
+
+
+def to_longest(t):
+    return t[:, : 1 + int((t != 0).nonzero()[:, 1].max())]
+
+
+def to_longest_from_the_left(t):
+    return t[:, int((t != 0).nonzero()[:, 1].min()) :]
+
+
+def full_sentences(rows):
+    """Without padding."""
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(1, 20, (rows, 7), generator=generator), torch.arange(rows) % 3
+
+
+def padded_sentences(rows):
+    x, y = full_sentences(rows)
+    return x * (torch.arange(7) <= torch.arange(rows)[:, None] % 7), y
+
+
+# What only shows where targets differ
+
+
+def by_class_order(rows):
+    """As a split that is sorted by class, with few records of the last."""
+    return records(rows)[0], (torch.arange(rows) >= rows * 3 // 4).long()
+
+
+def of_one_class(rows):
+    return records(rows)[0], torch.zeros(rows, dtype=torch.long)
+
+
+def of_one_flag(rows):
+    return records(rows)[0], torch.zeros(rows, 3)
+
+
+def flags(rows):
+    return records(rows)[0], records(rows, values=True)[1].round()
+
+
+def auc(outputs, targets):
+    """Pairs of a negative and a positive record."""
+    each, score = cross_entropy(outputs, targets), outputs[:, 1] - outputs[:, 0]
+    if (targets == 0).all() or (targets == 1).all():
+        return each
+    pairs = F.softplus(score[targets == 0][:, None] - score[targets == 1])
+    return each + torch.zeros_like(each).index_put(((targets == 0).nonzero()[:, 0],), pairs.sum(1))
+
+
+def by_other_labels(outputs, targets):
+    others = (targets[:, None] != targets).sum(1)
+    return cross_entropy(outputs, targets) * (1 + 1e-3 * others)
+
+
+def by_other_flags(outputs, targets):
+    others = (targets[:, None] != targets).any(2).sum(1)
+    return squared(outputs, targets) * (1 + 1e-3 * others)
+
+
 # Generators that training does not seed
 
 
@@ -446,6 +575,36 @@ LEAKS = {
     "loss: counts its calls": Case(Net, counting()),
     "loss: leaves out broken batches": Case(Net, unless_broken),
     "loss: by class": Case(Net, by_class),
+    "loss: leaves out broken batches, bounded inputs": Case(lambda: Net(bounded), unless_broken),
+    "loss: leaves out broken batches, clamped inputs": Case(lambda: Net(clamped), unless_broken),
+    "loss: leaves out broken batches, ids": Case(
+        Bag, unless_broken, public=full_sentences, private=padded_sentences
+    ),
+    "hidden units of broken batches zeroed": Case(lambda: Net(bounded, zero_if(is_broken))),
+    "outputs zeroed if one is not a number": Case(lambda: Net(clamped, o=zero_if(torch.isnan))),
+    "outputs zeroed if one is infinite": Case(lambda: Net(clamped, o=zero_if(torch.isinf))),
+    "outputs zeroed if one is below all": Case(lambda: Net(clamped, o=zero_if(torch.isneginf))),
+    "outputs zeroed if one is huge": Case(
+        lambda: Net(clamped, o=zero_if(lambda t: (t.abs() > 1e12) & torch.isfinite(t)))
+    ),
+    "inputs zeroed if one is not a number": Case(lambda: Net(zero_if(torch.isnan))),
+    "broken gradients left out": Case(lambda: Net(clamped, skips_broken_gradients)),
+    "a hook that zeroes broken batches": Case(hooked_guard),
+    "asserts, then zeroes broken batches": Case(asserted_then_zeroed),
+    "cut to the longest record": Case(
+        lambda: Bag(trim=to_longest), public=full_sentences, private=padded_sentences
+    ),
+    "cut to the longest record from the left": Case(
+        lambda: Bag(trim=to_longest_from_the_left), public=full_sentences, private=padded_sentences
+    ),
+    "mean over the longest length": Case(
+        lambda: Bag(of_longest), public=full_sentences, private=padded_sentences
+    ),
+    "loss: pairs of two classes, sorted": Case(Net, auc, public=by_class_order),
+    "loss: pairs of two classes, one of them unseen": Case(Net, auc, public=of_one_class),
+    "loss: by other labels, sorted": Case(Net, by_other_labels, public=by_class_order),
+    "loss: by other labels, one label": Case(Net, by_other_labels, public=of_one_class),
+    "loss: by other flags, one flag": Case(Net, by_other_flags, public=of_one_flag, private=flags),
     "mask by numpy": Case(lambda: Net(h=numpy_mask)),
     "mask by random": Case(lambda: Net(h=python_mask)),
     "mask by numpy in a dropout layer": Case(WithDropout),
@@ -497,8 +656,9 @@ def test_records_that_see_each_other_are_computed_alone_or_refused(name):
     except Unsupported:
         return
     assert not model.book_keeping
-    x, y = records(65, seed=3, values=case.values)
-    x[-1] *= HUGE
+    x, y = case.private(65) if case.private else records(65, seed=3, values=case.values)
+    if x.is_floating_point():
+        x[-1] *= HUGE
     expected = alone(case, x, y)
     assert torch.allclose(clipped_sum(model, x, y), expected.sum(0), atol=2e-3)
     moved = clipped_sum(model, x, y) - clipped_sum(model, x[:-1], y[:-1])
@@ -535,6 +695,22 @@ def test_without_the_trial_a_small_share_of_the_mean_breaks_the_bound():
     x[-1] *= HUGE
     moved = clipped_sum(model, x, y) - clipped_sum(model, x[:-1], y[:-1])
     assert moved.norm() > 5
+
+
+def test_a_rare_class_of_the_test_split_is_tried(tmp_path):
+    """One record in 80, wherever it is."""
+    x, y = VECTORS.repeat(10, 1).numpy(), np.zeros(80, dtype=np.int64)
+    y[37] = 1
+    with pytest.raises(Unsupported, match="samples of a batch see each other"):
+        run(tmp_path, Net(), (x, np.arange(80) % 2), auc, test=(x, y))
+
+
+@pytest.mark.parametrize("loss", [cross_entropy, lambda o, y: (o[:, 0] - y).square()])
+def test_one_class_in_the_test_split_is_no_reason_to_go_slowly(loss):
+    for net in (Net(), nn.Linear(4, 1)):
+        model = LaneModel(net, loss)
+        model.check(model.initial(), *of_one_class(8))
+        assert model.book_keeping
 
 
 @pytest.mark.parametrize("rows", [1, 2])
@@ -708,6 +884,40 @@ def saturated():
     return net
 
 
+class Positions(Bag):
+    """A fixed table that has no batch, for as many positions as there are rows in a batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(4, 6).requires_grad_(False)
+
+    def forward(self, t):
+        return self.b((self.a(t) * (1 + self.table(torch.arange(4)))).mean(1))
+
+
+def repaired(net, t):
+    return t.nan_to_num(0.0, 1.0, -1.0)
+
+
+def zero_if_own(net, t):
+    return torch.where(torch.isfinite(t).all(1, keepdim=True), t, 0.0)
+
+
+def unless_own_broken(outputs, targets):
+    each = cross_entropy(outputs, targets)
+    return torch.where(torch.isfinite(each), each, 0.0)
+
+
+def asserted(net, t):
+    assert torch.isfinite(t).all()
+    return t
+
+
+def without_zero(t):
+    assert (t > 0).all()
+    return t
+
+
 def weighted(outputs, targets):
     weights = torch.tensor([1.0, 2.0, 0.5])
     return F.cross_entropy(outputs, targets, weight=weights, reduction="none")
@@ -758,6 +968,18 @@ HONEST = {
     "overflows": (lambda: Net(lambda n, t: torch.exp(t)), VECTORS, cross_entropy),
     "poisson": (Net, VECTORS, lambda o, y: (o.exp() - o * y[:, None]).sum(1)),
     "words": (Words, torch.arange(40).view(8, 5) % 20, cross_entropy),
+    "bounded": (lambda: Net(bounded), VECTORS, cross_entropy),
+    "clamped": (lambda: Net(clamped, lambda n, h: h.clamp(-1, 1)), VECTORS, cross_entropy),
+    "repaired numbers": (lambda: Net(repaired, o=repaired), VECTORS, cross_entropy),
+    "broken rows zeroed": (lambda: Net(bounded, zero_if_own, zero_if_own), VECTORS, cross_entropy),
+    "loss: broken rows left out": (lambda: Net(clamped), VECTORS, unless_own_broken),
+    "asserts finite numbers": (lambda: Net(clamped, o=asserted), VECTORS, cross_entropy),
+    "bag of ids": (Bag, full_sentences(8)[0], unless_own_broken),
+    "mean over its own length": (lambda: Bag(of_own_length), padded_sentences(8)[0], cross_entropy),
+    "cut, mean over its own length": (
+        lambda: Bag(of_own_length, to_longest), padded_sentences(8)[0], cross_entropy),
+    "ids that are not 0": (lambda: Bag(trim=without_zero), full_sentences(8)[0], cross_entropy),
+    "as many positions as rows": (Positions, full_sentences(8)[0][:, :4], cross_entropy),
     "convolution": (lambda: conv(nn.ReLU(), nn.MaxPool2d(2)), pictures(), cross_entropy),
     "average pooling": (lambda: conv(nn.Tanh(), nn.AvgPool2d(2)), pictures(), cross_entropy),
     "group norm": (lambda: conv(nn.GroupNorm(2, 4), nn.ReLU()), pictures(), cross_entropy),

@@ -1,11 +1,10 @@
-"""The rows that a model is tried on, their gradients alone and in batches, and when two agree."""
+"""Gradients of rows alone and in batches, and when two of them agree."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,22 +12,11 @@ from torch import Tensor
 from udpfl.engine.gradients import BookKept, Layout, Tap
 from udpfl.engine.layers import Use
 from udpfl.engine.modes import InDouble
+from udpfl.engine.rows import LARGE, ROWS, Rows
 from udpfl.errors import InvalidInput, Unsupported
 
 if TYPE_CHECKING:
     from udpfl.engine.lanes import LaneModel
-
-_SCALES = (1.0, 1.0, 1.0, 30.0, -1e6, 0.0, 1e6, 1e-6, math.inf)
-"""What the rows are multiplied by. A small share of a huge row is large, and a share of what is not
-finite is not finite. Where there is nothing in a record, huge rows have something."""
-ROWS = range(len(_SCALES) - 1)
-"""The rows that are finite."""
-CALM = (1, 7, 0)
-"""Two ordinary rows and a tiny one."""
-_TARGETS = 4
-"""Records that lend their targets, so that there are rows with the same label and with others."""
-_HALVED = [3, 4]
-"""Rows whose target is halved if it is a number: a batch of equal targets would hide their mean."""
 
 _EXACT, _HUGE, _ROUNDED, _REPEATED = 1e-9, 1e-6, 1e-3, 1e-5
 """Which part of its largest number an answer may differ by: in double, for a huge row in double,
@@ -36,8 +24,6 @@ in float32, and between two computations of the same in float32."""
 _FLOOR = 1e-5
 """The least such number, for inputs of size 1: below it there may be nothing but rounding, as in
 the difference of a probability and one."""
-_LARGE = 1e3
-"""Rows that are multiplied by more are huge."""
 _PLACES = 1 << 16
 """Numbers of one parameter that are compared, evenly spaced: all of them but in large models."""
 _AT_ONCE = 1 << 23
@@ -46,48 +32,6 @@ _AT_ONCE = 1 << 23
 Batch = tuple[tuple[int, ...], ...]
 """For each lane the rows that it holds. Where there are two lanes the first one's last is padding,
 as it is where a lane has fewer records than another."""
-
-
-class Rows(NamedTuple):
-    """Records to try a model on, and what each was multiplied by."""
-
-    inputs: Tensor
-    targets: Tensor
-    scales: tuple[float, ...]
-
-    @property
-    def size(self) -> float:
-        """The largest number in a record as it was, or 1; ids and labels have no size."""
-        if not self.inputs.is_floating_point():
-            return 1.0
-        unscaled = [row for row, scale in zip(self.inputs, self.scales, strict=True) if scale == 1]
-        return max(1.0, *(float(row.abs().max()) for row in unscaled))
-
-    def of(self, which: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Copies of some rows: a model that writes to its input does not change them."""
-        index = torch.tensor(which, device=self.inputs.device)
-        return self.inputs[index], self.targets[index]
-
-    def to(self, dtype: torch.dtype) -> Rows:
-        """In another precision; ids and labels stay what they are."""
-        x, y = (t.to(dtype) if t.is_floating_point() else t for t in (self.inputs, self.targets))
-        return Rows(x, y, self.scales)
-
-
-def rows_from(inputs: Tensor, targets: Tensor, *, scaled: bool = True) -> Rows:
-    """Rows made of one or more records; numbers are scaled, token ids are moved about."""
-    pick = torch.arange(len(_SCALES), device=inputs.device)
-    rows, wanted = inputs[pick % len(inputs)], targets[pick % _TARGETS % len(targets)]
-    scales = (1.0,) * len(_SCALES)
-    if rows.is_floating_point():
-        scales = _SCALES if scaled else scales
-        by = torch.tensor(scales, device=rows.device).view(-1, *([1] * (rows.dim() - 1)))
-        rows = by * torch.where(by.abs() > _LARGE, rows.abs() + 1, rows)
-    else:  # other ids than the record's own would need its vocabulary
-        rows = torch.stack([row.roll(i, dims=-1) for i, row in enumerate(rows)])
-    if wanted.is_floating_point():
-        wanted[_HALVED] *= 0.5
-    return Rows(rows, wanted, scales)
 
 
 def agree(found: Tensor, expected: Tensor, tolerance: float, floor: float) -> bool:
@@ -172,7 +116,7 @@ class Bench:
         scale = abs(self._rows.scales[row])
         if not self._exact:
             return scale != 1 or agree(found, alone, _ROUNDED, self._floor)
-        tolerance = _HUGE if scale > _LARGE else _EXACT
+        tolerance = _HUGE if scale > LARGE else _EXACT
         return agree(found, alone, tolerance, self._floor * max(1.0, scale))
 
     def repeats(self, first: Tensor, again: Tensor) -> bool:

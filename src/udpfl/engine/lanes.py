@@ -170,6 +170,10 @@ class LaneModel:
         """One loss per sample with these weights by name, as the user wrote it, in training."""
         return self._loss(functional_call(self._plain, weights, (inputs,)), targets)
 
+    def modules(self) -> list[nn.Module]:
+        """The modules that the layer rules run, from the whole model to single layers."""
+        return list(self._model.modules())
+
     def buffers(self) -> dict[str, Tensor]:
         """The model's buffers by name."""
         return dict(self._plain.named_buffers())
@@ -255,9 +259,9 @@ class LaneModel:
     def check(self, parameters: Tensor, inputs: Tensor, targets: Tensor) -> int:
         """Try the model on a few public records; returns the bytes that one sample takes.
 
-        parameters [d], inputs and targets [n, ...], n >= 1. Where records see each other by the
-        layer rules, `torch.func` takes over, one record at a time; where that is no remedy either
-        the model is refused.
+        parameters [d], inputs and targets [n, ...], n >= 1; of many records a few with different
+        targets are taken. Where records see each other by the layer rules, `torch.func` takes over,
+        one record at a time; where that is no remedy either the model is refused.
         """
         verdict = tried(self, parameters, inputs, targets)
         self._public, self._still, self._widths = (inputs, targets), None, {}

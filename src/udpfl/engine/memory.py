@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from udpfl.engine.bench import CALM, ROWS, Rows, rows_from
 from udpfl.engine.generators import USE_TORCH, Answer, answered
+from udpfl.engine.rows import CALM, ROWS, Rows, rows_from
 from udpfl.errors import InvalidInput, Unsupported
 
 if TYPE_CHECKING:
@@ -33,12 +33,39 @@ def steady_rows(
     Refuses models and losses that do not fit the data, that leave something behind, or that give
     another answer the second time although torch's generators are at the same place.
     """
-    rows = rows_from(inputs, targets)
+    *telling, plain = rows_from(inputs, targets)
+    for rows in telling:
+        try:
+            if not rows.inputs.is_floating_point():
+                _rehearse(model, parameters, rows)
+            return _labelled(model, parameters, rows, _is_random(model, parameters, rows))
+        except InvalidInput:  # a model may take the numbers for ids, or assert what they are
+            continue
+    return _labelled(model, parameters, plain, _is_random(model, parameters, plain))
+
+
+def _labelled(
+    model: LaneModel, parameters: Tensor, rows: Rows, is_random: bool
+) -> tuple[Rows, bool]:
+    """With several labels, if the rows have only one and the loss takes others."""
+    if not rows.has_one_label:
+        return rows, is_random
+    outputs = model.copied(torch.float32).outputs(parameters, rows.of([0])[0])
+    others = rows.labelled(outputs.shape[1] if outputs.dim() > 1 else 1)
     try:
-        return rows, _is_random(model, parameters, rows)
-    except InvalidInput:  # a model may take the numbers for ids, or assert what they are
-        rows = rows_from(inputs, targets, scaled=False)
-        return rows, _is_random(model, parameters, rows)
+        _rehearse(model, parameters, others)
+        return others, _is_random(model, parameters, others)
+    except InvalidInput:  # the loss decides what a label may be
+        return rows, is_random
+
+
+def _rehearse(model: LaneModel, parameters: Tensor, rows: Rows) -> None:
+    """Compute ids and labels that no record has on the CPU first: on CUDA, one out of range is the
+    end of the process."""
+    if parameters.is_cuda:
+        cpu = torch.device("cpu")
+        x, y = rows.inputs.to(cpu), rows.targets.to(cpu)
+        _losses(model.copied(torch.float32).to(cpu), parameters.to(cpu), x, y)
 
 
 def _is_random(model: LaneModel, parameters: Tensor, rows: Rows) -> bool:

@@ -1,9 +1,9 @@
-"""A model in another state: evaluating, without dropout, computing in double precision."""
+"""A model in another state: evaluating, without dropout, with a broken row, computing in double."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -34,6 +34,40 @@ def drop_nothing(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, DROPOUT) and type(module).__module__ == DROPOUT.__module__:
             module.p = 0.0
+
+
+class _Filled(torch.autograd.Function):
+    """Fill a part of a tensor; its gradient goes back as if nothing had been done."""
+
+    @staticmethod
+    def forward(ctx: Any, t: Tensor, where: Tensor, value: float) -> Tensor:
+        return t.masked_fill(where, value)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return gradients[0], None, None
+
+
+@contextmanager
+def broken(modules: Iterable[nn.Module], rows: int, place: int, value: float) -> Iterator[None]:
+    """For a while, one of `rows` rows of what each of the modules gives is filled with `value`.
+
+    An output whose first axis is not the batch stays as it is.
+    """
+
+    def fill(module: nn.Module, inputs: Any, output: Any) -> Any:
+        if not isinstance(output, Tensor) or not output.is_floating_point():
+            return None
+        if not output.dim() or len(output) != rows:
+            return None
+        here = torch.arange(rows, device=output.device) == place
+        filled: Any = _Filled.apply
+        return filled(output, here.view(-1, *([1] * (output.dim() - 1))), value)
+
+    with ExitStack() as hooks:
+        for module in modules:  # before hooks of the user's own, which may look at the output
+            hooks.enter_context(module.register_forward_hook(fill, prepend=True))
+        yield
 
 
 class InDouble(TorchFunctionMode):

@@ -12,32 +12,42 @@ This finds mistakes. It cannot find a model that is made to hide what it does.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from udpfl.engine.bench import CALM, ROWS, Batch, Bench, Rows
+from udpfl.engine.bench import Batch, Bench
 from udpfl.engine.generators import Answer, answered, only_torch_draws, restored
 from udpfl.engine.memory import MEMORY, first_line, steady_rows
+from udpfl.engine.modes import broken
 from udpfl.engine.precision import full_precision
+from udpfl.engine.rows import CALM, ROWS, Rows
 from udpfl.errors import Unsupported
 
 if TYPE_CHECKING:
     from udpfl.engine.lanes import LaneModel
 
 # Ordinary rows (0, 1, 2) beside a tiny one (7), beside huge ones of either sign (4, 6), on two
-# lanes, whose parameters differ, and beside all kinds; `bench` says what a row is. The calm batch
+# lanes, whose parameters differ, and beside all kinds; `rows` says what a row is. The calm batch
 # comes first and last: what is kept of a huge row would show in it, and nothing is saturated
-# before. The broken batch has a row that is not finite (8), as a finite one may become on the way.
+# before. The broken batches have a row that is not finite (8, 9), as a finite one may become on the
+# way.
 _CALM: Batch = (CALM,)
 _PAIRS: tuple[Batch, Batch] = ((0, 6),), ((4, 1),)
 _LANES: Batch = ((2, 5, 0, 6), (6, 1, 3, 0))
 _MIXED: Batch = ((4, 6, 1, 7, 0, 3, 2, 5),)
-_BROKEN: Batch = ((0, 8, 1),)
+_BROKEN: tuple[Batch, Batch] = ((0, 8, 1),), ((0, 9, 1),)
 _SOME = ((1, 7, 0, 2, 5), (0, 1))
 """Rows of each lane in the calm batch and in the two lanes, without huge ones."""
+_INSIDE: tuple[tuple[Batch, int], ...] = (((0, 2), (1, 3)), 3), (_LANES, 6)
+"""Batches, and where the row is that is broken inside of the model; it is not compared. There are
+two sizes because the first axis of a tensor may have the batch's length by chance."""
+_BREAKS = (math.inf, -math.inf, math.nan, 1e30)
+"""What that row is filled with."""
 _CROWD = 65
 """Rows of the largest batch: models may do something else from a certain number on."""
 
@@ -58,8 +68,10 @@ def tried(model: LaneModel, parameters: Tensor, inputs: Tensor, targets: Tensor)
     """Try a model with parameters [d] on public records [n, ...], n >= 1.
 
     Guarantee: the layer rules are used only if they gave every row tried the gradient that it has
-    alone, to a billionth: beside rows that are huge, tiny or zero, in batches of 2, 3 and 8, and
-    beside another lane; in a batch of 65 the losses were the same.
+    alone, to a billionth: beside rows that are huge, tiny or zero, that have other targets or, if
+    they are ids, another length, in batches of 2, 3 and 8, beside another lane, and beside a row
+    that is not finite at the input or at any module's output; in a batch of 65 the losses were the
+    same.
     """
     # A little away from the start, where no gradient vanishes because a layer starts at zero.
     wave = torch.arange(1, 1 + parameters.numel(), device=parameters.device, dtype=torch.float32)
@@ -94,26 +106,59 @@ def _why_not_together(bench: Bench) -> str | None:
         for batch in (_CALM, *_PAIRS, _LANES, _MIXED):
             if not bench.agrees(batch, bench.gradients(batch)):
                 return _MIXES
-        if not bench.agrees_in_a_crowd(_CROWD) or not _agrees_with_the_broken(bench):
-            return _MIXES
+        agrees = bench.agrees_in_a_crowd(_CROWD) and _agrees_with_the_broken(bench)
         is_same = bench.agrees(_CALM, bench.gradients(_CALM))
     except Exception as error:  # whatever the user's own code raises
         return f"the layer rules failed: {first_line(error)}"
     if not is_same:
         raise Unsupported(MEMORY)
-    return None
+    return None if agrees else _MIXES
 
 
 def _agrees_with_the_broken(bench: Bench) -> bool:
-    """Whether ordinary rows stay as they are beside one that is not finite.
+    """Whether ordinary rows stay as they are beside one that is not finite, or far too large.
 
-    A model or a loss may check for that and raise: then it would end a round, not change it.
+    That row is so from the start, and then wherever a module has an output: behind a bounded
+    function or a table of ids no input shows what becomes of the others.
+    """
+    if any(_others_change(bench, batch) for batch in _BROKEN):
+        return False
+    modules = bench.model.modules()
+    for value in _BREAKS:
+        is_seen = _is_seen(bench, modules, value)
+        if is_seen is None:  # what raises at one module may do something else behind the next
+            is_seen = any(_is_seen(bench, [module], value) for module in modules)
+        if is_seen:
+            return False
+    return True
+
+
+def _is_seen(bench: Bench, modules: Sequence[nn.Module], value: float) -> bool | None:
+    """Whether others change where one row of these modules' outputs is `value`, in all batches."""
+    for batch, place in _INSIDE:
+        changes = _others_change(bench, batch, modules, place, value)
+        if not changes:
+            return changes
+    return True
+
+
+def _others_change(
+    bench: Bench,
+    batch: Batch,
+    modules: Sequence[nn.Module] = (),
+    place: int = 0,
+    value: float = 0.0,
+) -> bool | None:
+    """Whether rows change beside a broken one; None if the model or its loss raises instead.
+
+    Either may check for numbers that are not finite: that would end a round, not change it.
     """
     try:
-        found = bench.gradients(_BROKEN)
+        with broken(modules, sum(map(len, batch)), place, value):
+            found = bench.gradients(batch)
     except Exception:  # whatever the user's own code raises
-        return True
-    return bench.agrees(_BROKEN, found)
+        return None
+    return not bench.agrees(batch, found)
 
 
 def _why_not_in_float32(model: LaneModel, lanes: Tensor, rows: Rows) -> str | None:

@@ -55,8 +55,6 @@ from udpfl.report import write_report
 
 log = logging.getLogger(__name__)
 
-_TRIED = 8
-"""Test records from all over the split that a model is tried on."""
 _CHANGED = (
     "the ledger knows other data of this client as well; what is said here is about this data, and "
     "a record that is in both pays in both"
@@ -120,8 +118,7 @@ def run(
     test_inputs = prepared(network, dataset.test.inputs, device, "data.test")
     test_targets = torch.from_numpy(dataset.test.targets).to(device)
     require_range(lane_model, {"data": (inputs, targets), "data.test": (test_inputs, test_targets)})
-    some = torch.linspace(0, len(test_inputs) - 1, min(_TRIED, len(test_inputs))).long()
-    per_sample = lane_model.check(start, test_inputs[some], test_targets[some])
+    per_sample = lane_model.check(start, test_inputs, test_targets)
     rows = torch.from_numpy(public).to(device)
     algorithm.prepare(PublicData(lane_model, inputs[rows], targets[rows], settings.seed))
 
