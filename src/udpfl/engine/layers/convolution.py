@@ -18,6 +18,7 @@ from udpfl.engine.layers.rule import (
     Named,
     Rule,
     Use,
+    aligned,
     gram_norm,
     put_products,
     put_weighted,
@@ -74,8 +75,8 @@ class Convolution(Rule):
         if self._groups > 1 or self._patch_floats(image) > _WORTH_KEEPING:
             return self._plain(self._native(image, weights["weight"], bias, use.lanes))
         use.kept = self._patches(image)
-        rows = use.kept.view(use.lanes, -1, use.kept.shape[-1])
-        kernels = self._kernels(weights["weight"]).flatten(2, 4).transpose(1, 2)
+        rows, kernels = aligned(use.kept, self._kernels(weights["weight"]).flatten(2, 4))
+        rows, kernels = rows.view(use.lanes, -1, rows.shape[-1]), kernels.transpose(1, 2)
         y = (
             torch.bmm(rows, kernels)
             if bias is None

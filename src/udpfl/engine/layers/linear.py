@@ -10,6 +10,7 @@ from udpfl.engine.layers.rule import (
     Named,
     Rule,
     Use,
+    aligned,
     gram_norm,
     powers,
     put_products,
@@ -29,7 +30,7 @@ class Linear(Rule):
         return x.reshape(*lead, x.shape[-1]), g.reshape(*lead, g.shape[-1])
 
     def forward(self, use: Use, weights: Named) -> Tensor:
-        x, weight, bias = use.x, weights["weight"], weights.get("bias")
+        (x, weight), bias = aligned(use.x, weights["weight"]), weights.get("bias")
         if use.lanes == 1:
             return F.linear(x, weight[0], None if bias is None else bias[0])
         rows, turned = x.reshape(use.lanes, -1, x.shape[-1]), weight.transpose(1, 2)

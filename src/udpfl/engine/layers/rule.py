@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 Named = dict[str, Tensor]
@@ -30,6 +31,8 @@ _ROW = 256
 """Numbers that a norm adds up in float32; the sums of such rows are added in double."""
 _CONVERTED, _CONVERTED_ON_CPU = 1 << 25, 1 << 18
 """Numbers that are turned into double at once."""
+_FEW = 16
+"""Outputs of a layer up to which rows are aligned."""
 POSITIONS = 1 << 9
 """Positions whose products are added up in one go where they may cancel."""
 CANCELLED = 2.0**7
@@ -168,6 +171,18 @@ def put_products(factors: Tensor, a: Tensor, b: Tensor, total: Tensor) -> None:
         sums.baddbmm_(rows, inputs, beta=int(start > 0))
     if sums is not total:
         total.copy_(sums)
+
+
+def aligned(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Inputs [..., in] and weights [..., out, in], filled up with zeros to a multiple of four.
+
+    With few outputs a CPU adds up a product of rows in an order that depends on where each row lies
+    in memory, unless all rows begin at a multiple of 16 bytes (`engine/widths.py` finds out).
+    """
+    missing = -x.shape[-1] % 4
+    if not missing or weight.shape[-2] > _FEW:
+        return x, weight
+    return F.pad(x, (0, missing)), F.pad(weight, (0, missing))
 
 
 def gram_norm(a: Tensor, b: Tensor) -> Tensor:

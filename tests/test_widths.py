@@ -1,0 +1,187 @@
+"""No record is rounded in another way when another one leaves the batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+from udpfl.engine import Keyed, LaneModel, Lanes, Limits, NormClipper, train_round
+from udpfl.engine.counting import SENSITIVITY, counted_within
+from udpfl.engine.layers import RULES, Use
+from udpfl.engine.layers.rule import aligned
+from udpfl.engine.noise import Noiser
+
+CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+DEVICES = ["cpu", pytest.param("cuda", marks=CUDA)]
+
+
+class Recorder(Noiser):
+    """Keeps the sums that it is given."""
+
+    def __init__(self, kept):
+        self.kept = kept
+
+    def lanes(self, which):
+        return self
+
+    def std(self, device):
+        return torch.zeros((), device=device)
+
+    def add(self, sums, stream, keys):
+        self.kept.append(sums.clone())
+        return sums.float()
+
+
+def cross_entropy(outputs, targets):
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+def lanes_of(records, kept, norm="l2", clip=0.1):
+    count, device = len(records), records[0].device
+    return Lanes(
+        runs=("run",) * count, clients=tuple(map(str, range(count))), records=tuple(records),
+        rates=(1.0,) * count, denominators=torch.full((count,), 300.0, device=device),
+        learning_rates=torch.zeros(count, device=device), steps=(1,) * count,
+        clipper=NormClipper(norm, [clip] * count), noiser=Recorder(kept),
+    )  # fmt: skip
+
+
+def sums(model, x, y, parameters, *records, samples=512, **more):
+    kept = []
+    start = parameters.expand(len(records), -1)
+    lanes = lanes_of(records, kept, **more)
+    train_round(model, x, y, start, lanes, 0, Keyed(0), Limits(8, samples))
+    return torch.cat(kept)
+
+
+def on_the_edge(inputs, count, outputs=10, device="cpu"):
+    """A network whose units are zero but for rounding, for these records: on or off by a bit."""
+    generator = torch.Generator().manual_seed(0)
+    net = nn.Sequential(nn.Linear(inputs, outputs), nn.ReLU(), nn.Linear(outputs, 2))
+    weight = 0.3 * torch.randn(inputs, generator=generator)
+    second = torch.ones(2, outputs) * torch.tensor([[1.0], [-1.0]])
+    zeros = torch.zeros(outputs)
+    parameters = torch.cat([weight.repeat(outputs), zeros, second.flatten(), zeros[:2]])
+    exact = weight.double()
+    x = torch.rand(count, inputs, generator=generator, dtype=torch.float64)
+    x -= (x @ exact).unsqueeze(1) * exact / (exact @ exact)
+    model = LaneModel(net, cross_entropy).to(torch.device(device))
+    x, y = x.float().to(device), torch.zeros(count, dtype=torch.int64, device=device)
+    return model, x, y, parameters.to(device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("inputs", [13, 50, 64])
+@pytest.mark.parametrize("count", [2, 6, 33, 300, 1100])
+def test_a_record_that_leaves_changes_no_other(inputs, count, device):
+    model, x, y, parameters = on_the_edge(inputs, count, device=device)
+    rows = torch.arange(count, device=device)
+    whole = sums(model, x, y, parameters, rows)
+    for left in (0, count // 2, count - 1):
+        less = sums(model, x, y, parameters, rows[rows != left])
+        assert float((whole - less).norm()) <= 0.1
+
+
+def test_nor_does_it_change_other_clients():
+    model, x, y, parameters = on_the_edge(50, 300)
+    rows = torch.arange(300)
+    whole, less = (
+        sums(model, x, y, parameters, first, rows[:290])[1] for first in (rows, rows[1:])
+    )
+    assert torch.equal(whole, less)
+
+
+def test_nor_a_count():
+    model, x, y, parameters = on_the_edge(50, 300)
+    counts = []
+    for rows in (torch.arange(300), torch.arange(1, 300)):
+        lanes = lanes_of([rows], [], clip=1e-3)
+        counted = counted_within(
+            model, x, y, parameters.expand(1, -1), lanes, 0, Keyed(0), Limits(8, 512)
+        )
+        counts.append(float(counted))
+    assert abs(counts[0] - counts[1]) <= SENSITIVITY
+    assert abs(counts[0]) > 10
+
+
+class Changed(nn.Module):
+    """A layer whose input is changed by how many rows there are, or by their places."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.layer, self.change = nn.Linear(8, 3), change
+
+    def forward(self, x):
+        return self.layer(x + self.change(x))
+
+
+def widths_of(change, most=64, expected=10.0, lanes=1):
+    model = LaneModel(Changed(change), cross_entropy)
+    x, y = torch.randn(40, 8), torch.zeros(40, dtype=torch.int64)
+    return model.widths(x, y, lanes, most, expected)
+
+
+def test_places_that_show_leave_single_rows():
+    widths = widths_of(lambda x: 1e-6 * torch.arange(len(x)).unsqueeze(1))
+    assert [widths.fit(n) for n in (1, 2, 40, 1000)] == [1, 1, 1, 1]
+
+
+def test_widths_that_show_are_not_used_together():
+    """Of two kinds those count that agree with the width that is expected."""
+    few = widths_of(lambda x: 1e-6 * (len(x) > 24))
+    assert {few.fit(n) for n in (20, 25, 40, 1000)} <= set(range(19, 25))
+    many = widths_of(lambda x: 1e-6 * (len(x) > 24), expected=40.0)
+    assert [many.fit(n) for n in (1, 20, 30, 61, 1000)] == [25, 25, 30, 64, 64]
+
+
+def test_rows_at_some_places_only():
+    """The last row of an odd number is another one: as many are even."""
+    widths = widths_of(lambda x: 1e-6 * (torch.arange(len(x)) == len(x) // 2 * 2).unsqueeze(1))
+    assert all(widths.fit(n) % 2 == 0 for n in range(2, 64))
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_an_honest_layer_hardly_fills_up(lanes):
+    widths = widths_of(lambda x: 0.0, lanes=lanes)
+    assert all(n <= widths.fit(n) <= max(32, n + 4) for n in range(1, 65))
+    assert widths.fit(200) == 64
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [(nn.Linear(13, 3), (13,)), (nn.Linear(50, 10), (50,)), (nn.Conv2d(1, 4, 3), (1, 8, 8))],
+)
+def test_rows_of_few_numbers_are_aligned(layer, shape):
+    """Else no width of such a layer would do, on some CPUs: one record after the other."""
+    model = LaneModel(nn.Sequential(layer, nn.Flatten()), cross_entropy)
+    x, y = torch.randn(8, *shape), torch.zeros(8, dtype=torch.int64)
+    assert model.widths(x, y, 1, 64, 20.0).fit(32) == 32
+    rule = RULES[type(layer)](layer)
+    use = Use(x, 1)
+    wide = rule.forward(use, {n: p.detach()[None] for n, p in layer.named_parameters()})
+    assert torch.allclose(wide, layer(x).detach(), rtol=1e-4, atol=1e-5)
+    flat = use.x if use.kept is None else use.kept
+    assert aligned(flat, torch.zeros(1, 4, flat.shape[-1]))[0].shape[-1] % 4 == 0
+
+
+def test_a_model_that_draws_is_left_alone():
+    widths = widths_of(torch.randn_like)
+    assert [widths.fit(n) for n in (1, 20, 33, 1000)] == [1, 20, 36, 64]
+
+
+def test_dropout_is_no_obstacle():
+    model = LaneModel(nn.Sequential(nn.Dropout(0.5), nn.Linear(8, 3)), cross_entropy)
+    x, y = torch.randn(40, 8), torch.zeros(40, dtype=torch.int64)
+    assert model.widths(x, y, 1, 64, 10.0).fit(20) == 20
+    assert model._model[0].p == 0.5
+
+
+def test_what_fills_up_a_pass_is_not_counted():
+    """Passes of one width, whatever the batch: gradients of what fills them up reach no sum."""
+    model, x, y, parameters = on_the_edge(64, 40)
+    x[0] = 1e30  # the record that passes are filled up with
+    rows = torch.arange(1, 38)
+    alone = sum(sums(model, x, y, parameters, row.view(1)) for row in rows)
+    assert torch.allclose(sums(model, x, y, parameters, rows), alone, rtol=1e-9)
