@@ -23,8 +23,7 @@ ROUNDING = 2.0**-11
 """How far below the bound is clipped, as a part of it.
 
 A third covers the rounding of norms and sums, which is proved in docs/mathematics.md, section 9;
-the rest is left for the records of one pass, whose gradients may be rounded in another way when the
-shape of the pass changes. A constant: a margin that followed the batch would let one record change
+the rest is spare. A constant: a margin that followed the batch would let one record change
 everybody's clip.
 """
 

@@ -15,8 +15,7 @@ from udpfl.errors import Unsupported
 SENSITIVITY = 0.5
 """A record adds 1/2 or -1/2: less than the 1 it would add to a plain count."""
 WEIGHT = SENSITIVITY * (1 - 2.0**-6)
-"""What a record really adds at most. The rest is left for others whose norm is rounded in another
-way when one record leaves the batch."""
+"""What a record really adds at most; the rest is spare."""
 _EDGE = 0.05
 """How far around the bound, as a part of it, records count in part: a count that jumped there could
 change for many records at once by rounding alone."""

@@ -20,7 +20,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from udpfl.engine.lanes import LaneModel
 
-_EVERY, _EVERY_FOURTH, _STEP = 32, 128, 16
+_EVERY, _EVERY_FOURTH, _STEP = 64, 128, 16
 """All widths are candidates up to the first, every fourth one up to the second, then such steps."""
 _RECORDS, _NUMBERS = 8, 2_000
 """Records that a width is tried with: fewer, the more parameters there are to show a difference."""
