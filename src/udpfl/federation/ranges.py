@@ -20,8 +20,8 @@ def require_range(model: LaneModel, splits: Mapping[str, tuple[Tensor, Tensor]])
     `splits` are inputs and targets by the parameter they came from. Only the least and the largest
     number at every position are tried, and the least and the largest label: what lies between them
     is in range if they are, unless a model makes ids of several numbers. On the CPU, where an index
-    out of range is an error; on CUDA it is the end of the process. A model that computes none of the records is left to the trial, which says
-    why it does not fit the data.
+    out of range is an error; on CUDA it is the end of the process. A model that computes none of
+    the records is left to the trial, which says why it does not fit the data.
     """
     probe = _Probe(model)
     fitting = probe.fitting([inputs for inputs, _ in splits.values()])
