@@ -42,8 +42,12 @@ class Widths:
         self._candidates = _candidates(most)
         weights = _random_weights(model).to(records[0].device)
         self._parameters = weights.expand(lanes, -1).contiguous()
-        count = max(1, min(_RECORDS, len(records[0]), _NUMBERS // model.layout.dimension))
-        self._records = [(records[0][i], records[1][i]) for i in range(count)]
+        enough = max(1, min(_RECORDS, _NUMBERS // model.layout.dimension))
+        places = torch.arange(-(-enough // lanes) * lanes, device=weights.device)
+        self._records = [
+            (records[0][own], records[1][own])
+            for own in (places % len(records[0])).split(lanes)  # every lane has one of its own
+        ]
         self._known: dict[int, bool] = {}
         self._first, self._reference = self._chosen(expected)
 
@@ -78,7 +82,10 @@ class Widths:
         found = []
         for inputs, targets in self._records:
             real = torch.ones(self._lanes, width, dtype=torch.bool, device=inputs.device)
-            x, y = (t.expand(self._lanes, width, *t.shape).contiguous() for t in (inputs, targets))
+            x, y = (
+                t.unsqueeze(1).expand(-1, width, *t.shape[1:]).contiguous()
+                for t in (inputs, targets)
+            )
             gradients = self._model.gradients(self._parameters, x, y, real)
             for piece in gradients.pieces(self._order):
                 rows = piece.nan_to_num(0.0)
