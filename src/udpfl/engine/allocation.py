@@ -1,8 +1,8 @@
 """How the C library treats memory that training gives back.
 
 A step of training makes large tensors and drops them again. By default glibc returns their pages to
-the operating system, which clears them anew for the next step: on a CPU that is a sixth of the
-time of a round of `cnn-small`.
+the operating system, which clears them anew for the next step (`benchmarks/training.py` measures
+rounds with and without that).
 """
 
 from __future__ import annotations

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from udpfl.engine.clipping import LONGEST_PASS, NormClipper
+from udpfl.engine.clipping import NormClipper
 from udpfl.engine.lanes import LaneModel
 from udpfl.engine.precision import full_precision
 from udpfl.engine.randomness import Key, PrivateStream, poisson_indices
-from udpfl.engine.training import Lanes, Limits, padded
+from udpfl.engine.training import Lanes, Limits, padded, widths_of
 from udpfl.errors import Unsupported
 
 SENSITIVITY = 0.5
@@ -43,9 +43,7 @@ def counted_within(
     order = clipper.order
     sums = torch.zeros(len(lanes), dtype=torch.float64, device=parameters.device)
     with full_precision(parameters.device):
-        most = min(limits.samples, LONGEST_PASS)
-        expected = float(lanes.denominators.max())
-        widths = model.widths(inputs, targets, 1, most, expected, order)
+        widths = widths_of(model, inputs, targets, lanes, 1, limits)
         for lane in range(len(lanes)):
             key = Key(lanes.runs[lane], lanes.clients[lane], round_, 0, "counting")
             rows = poisson_indices(stream, key, lanes.records[lane], lanes.rates[lane])

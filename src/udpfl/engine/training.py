@@ -121,8 +121,7 @@ def train_round(
 
     def trained(which: slice) -> tuple[Tensor, Tensor, Tensor]:
         own = lanes.part(which)
-        most = min(limits.samples, LONGEST_PASS)
-        part = _Part(model, inputs, targets, own, round_, stream, most, shared=workers > 1)
+        part = _Part(model, inputs, targets, own, round_, stream, limits, shared=workers > 1)
         return part.train(parameters[which], correct)
 
     if parameters.device.type == "cpu":
@@ -160,7 +159,7 @@ class _Part:
     lanes: Lanes
     round: int
     stream: PrivateStream
-    most: int
+    limits: Limits
     shared: bool
     """Whether other threads compute at the same time."""
 
@@ -219,12 +218,9 @@ class _Part:
 
     @cached_property
     def widths(self) -> Widths:
-        """The widths that passes of these lanes may have: a function of public numbers."""
-        expected = float(self.lanes.denominators.max())
-        return self.model.widths(
-            self.inputs, self.targets, len(self.lanes), self.most, expected,
-            self.lanes.clipper.order,
-        )  # fmt: skip
+        """The widths that passes of these lanes may have."""
+        stacked = len(self.lanes)
+        return widths_of(self.model, self.inputs, self.targets, self.lanes, stacked, self.limits)
 
     def _pass(self, parameters: Tensor, rows: Sequence[Tensor], width: int) -> Clipped:
         index, real = padded(rows, parameters.device, width)
@@ -250,6 +246,15 @@ def _keys(lanes: Lanes, round_: int, step: int, purpose: str) -> list[Key]:
         Key(run, client, round_, lanes.first_step + step, purpose)
         for run, client in zip(lanes.runs, lanes.clients, strict=True)
     ]
+
+
+def widths_of(
+    model: LaneModel, inputs: Tensor, targets: Tensor, lanes: Lanes, stacked: int, limits: Limits
+) -> Widths:
+    """The widths of passes with so many lanes side by side: a function of public numbers."""
+    most = min(limits.samples, LONGEST_PASS)
+    expected = float(lanes.denominators.max())
+    return model.widths(inputs, targets, stacked, most, expected, lanes.clipper.order)
 
 
 def padded(rows: Sequence[Tensor], device: torch.device, width: int) -> tuple[Tensor, Tensor]:
