@@ -185,3 +185,29 @@ def test_what_fills_up_a_pass_is_not_counted():
     rows = torch.arange(1, 38)
     alone = sum(sums(model, x, y, parameters, row.view(1)) for row in rows)
     assert torch.allclose(sums(model, x, y, parameters, rows), alone, rtol=1e-9)
+
+
+def changed_by_width():
+    """Rows are other ones in batches of more than 24."""
+    torch.manual_seed(0)
+    model = LaneModel(Changed(lambda x: 1.0 * (len(x) > 24)), cross_entropy)
+    return model, torch.randn(30, 8), torch.arange(30) % 3, model.initial()
+
+
+def test_a_sum_is_that_of_its_records_alone_whatever_the_batch():
+    model, x, y, parameters = changed_by_width()
+    alone = sum(sums(model, x, y, parameters, torch.tensor([row])) for row in range(30))
+    assert torch.allclose(sums(model, x, y, parameters, torch.arange(30)), alone, rtol=1e-9)
+
+
+def test_so_is_a_count():
+    model, x, y, parameters = changed_by_width()
+
+    def counted(rows):
+        lanes = lanes_of([rows], [], clip=1.5)
+        limits = Limits(8, 512)
+        return float(counted_within(model, x, y, parameters[None], lanes, 0, Keyed(0), limits))
+
+    alone = [counted(torch.tensor([row])) for row in range(30)]
+    assert counted(torch.arange(30)) == pytest.approx(sum(alone), abs=1e-9)
+    assert len({round(own, 6) for own in alone}) > 1
