@@ -168,10 +168,13 @@ def test_fixed_batches(monkeypatch):
     """In five steps at rate 0.2 a third of the records would never be seen; here each is, once."""
     kept = subject(Gaussian(0.3), rate=0.2, steps=5)
 
-    def once(stream, key, records, rate):
-        return records if key.step == int(key.client.split("-")[1]) % 5 else records[:0]
+    def once(stream, keys, records, rates):
+        return [
+            own if key.step == int(key.client.split("-")[1]) % 5 else own[:0]
+            for key, own in zip(keys, records, strict=True)
+        ]
 
-    monkeypatch.setattr(training, "poisson_indices", once)
+    monkeypatch.setattr(training, "poisson_samples", once)
     verdict = audit_engine(kept, 0.5, trials=TRIALS)
     rng = np.random.default_rng(0)
     noise = rng.normal(0.0, 0.3, (2, 5, DRAWS))

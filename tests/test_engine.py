@@ -39,6 +39,7 @@ from udpfl.engine.gradients import BookKept
 from udpfl.engine.limits import choose_limits
 from udpfl.engine.precision import full_precision
 from udpfl.engine.randomness import PrivateStream
+from udpfl.engine.training import padded
 from udpfl.errors import InvalidInput, Unsupported
 from udpfl.mechanisms import Gaussian, Laplace, Staircase
 
@@ -670,6 +671,14 @@ def test_no_two_draws_of_a_round_share_a_key():
     for purpose in ("noise", "sampling"):
         steps = {(client, step) for own, client, step in asked if own == purpose}
         assert steps == {(f"client-{i}", step) for i in range(4) for step in range(5)}
+
+
+def test_index_sets_become_one_matrix_and_a_mask():
+    rows = [torch.tensor(own, dtype=torch.int64) for own in ([7, 9, 4], [], [5], [1, 2, 3, 8])]
+    index, real = padded(rows, torch.device("cpu"), 5)
+    assert index.tolist() == [[7, 9, 4, 0, 0], [0] * 5, [5, 0, 0, 0, 0], [1, 2, 3, 8, 0]]
+    assert real.sum(1).tolist() == [3, 0, 1, 4]
+    assert torch.equal(real, torch.arange(5) < real.sum(1, keepdim=True))
 
 
 def test_a_lane_that_is_done_draws_no_more_samples():

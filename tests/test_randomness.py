@@ -12,7 +12,7 @@ import torch
 from scipy import stats
 
 from udpfl.engine import Entropy, Key, Keyed, randomness
-from udpfl.engine.randomness import poisson_indices
+from udpfl.engine.randomness import poisson_indices, poisson_samples
 
 STREAMS = [Entropy(), Keyed(11)]
 KEY = Key("run", "client", 3, 2)
@@ -89,6 +89,19 @@ class TestBoth:
     def test_rate_one_takes_everyone(self, stream):
         records = torch.arange(7)
         assert torch.equal(poisson_indices(stream, KEY, records, 1.0), records)
+
+    def test_lanes_are_sampled_as_if_each_were_alone(self, stream):
+        sizes, rates = [40_000, 0, 30_000, 5, 50_000], [0.1, 0.5, 0.7, 1.0, 0.02]
+        records = [torch.arange(size) * 10 + lane for lane, size in enumerate(sizes)]
+        keys = [KEY._replace(client=str(lane), purpose="sampling") for lane in range(5)]
+        samples = poisson_samples(stream, keys, records, rates)
+        for lane, (sample, size, rate) in enumerate(zip(samples, sizes, rates, strict=True)):
+            assert (sample % 10 == lane).all()  # nobody else's records
+            assert (sample.diff() > 0).all()  # no record twice
+            assert abs(len(sample) - rate * size) <= 6 * math.sqrt(size * rate * (1 - rate))
+        if not stream.private:  # the same bits as a lane of its own
+            drawn = words(stream, [keys[2]], sizes[2])[0] / 2.0**64 + 0.5
+            assert torch.equal(samples[2], records[2][torch.from_numpy(drawn < rates[2])])
 
 
 def test_only_the_keyed_stream_can_be_replayed():

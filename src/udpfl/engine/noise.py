@@ -101,15 +101,16 @@ def _draw_uniform(words: Sequence[Words], bits: Tensor, signed: Tensor, spare: T
     show far out: with a fraction f in (0, 1) of that the number is (w + f) 2^-63, and w + 1/2 in
     place of w + f for the others. On an accelerator all get one, as that costs less than a look.
     """
+    if bits.device.type != "cpu":
+        both = torch.empty(len(words), 2, *bits.shape[1:], dtype=torch.int64, device=bits.device)
+        for fill, rows in zip(words, both, strict=True):
+            fill(rows)
+        torch.add(both[:, 0].double(), _fraction(both[:, 1]), out=signed)
+        signed *= 2.0**-63
+        return
     for fill, row in zip(words, bits, strict=True):
         fill(row)
     signed.copy_(bits)
-    if bits.device.type != "cpu":
-        for fill, row in zip(words, bits, strict=True):
-            fill(row)
-        signed += _fraction(bits)
-        signed *= 2.0**-63
-        return
     to_unit(signed)
     if bool(torch.abs(signed, out=spare).amin() >= SECOND_WORD):
         return

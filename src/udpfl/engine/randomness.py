@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import accumulate
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -146,8 +147,29 @@ def _key_stream(key: bytes) -> Words:
 
 def poisson_indices(stream: PrivateStream, key: Key, records: Tensor, rate: float) -> Tensor:
     """Each record independently with probability `rate`, exact to 2^-64."""
-    if rate >= 1:
-        return records
-    words = torch.empty(1, records.numel(), dtype=torch.int64, device=records.device)
-    stream.fill(words, [key])
-    return records[words[0] < int(rate * 2**64) - 2**63]
+    return poisson_samples(stream, [key], [records], [rate])[0]
+
+
+def poisson_samples(
+    stream: PrivateStream,
+    keys: Sequence[Key],
+    records: Sequence[Tensor],
+    rates: Sequence[float],
+) -> list[Tensor]:
+    """A sample of every lane's records; what was drawn is looked at once for all lanes."""
+    samples = list(records)
+    drawn = [lane for lane, rate in enumerate(rates) if rate < 1 and len(records[lane])]
+    if not drawn:
+        return samples
+    pool = torch.cat([records[lane] for lane in drawn])
+    sizes = [len(records[lane]) for lane in drawn]
+    words, taken = torch.empty_like(pool), torch.empty_like(pool, dtype=torch.bool)
+    for lane, row, chosen in zip(drawn, words.split(sizes), taken.split(sizes), strict=True):
+        stream.words(keys[lane], pool.device)(row)
+        torch.lt(row, int(rates[lane] * 2**64) - 2**63, out=chosen)
+    places = taken.nonzero().squeeze(1)
+    ends = torch.tensor(list(accumulate(sizes)), device=pool.device)
+    counts = torch.searchsorted(places, ends).diff(prepend=ends.new_zeros(1)).tolist()
+    for lane, sample in zip(drawn, pool[places].split(counts), strict=True):
+        samples[lane] = sample
+    return samples

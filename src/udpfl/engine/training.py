@@ -17,7 +17,7 @@ from udpfl.engine.clipping import LARGEST_BATCH, LONGEST_PASS, Clipped, Clipper
 from udpfl.engine.lanes import LaneModel
 from udpfl.engine.noise import Noiser
 from udpfl.engine.precision import DoubleSum, full_precision
-from udpfl.engine.randomness import Key, PrivateStream, poisson_indices
+from udpfl.engine.randomness import Key, PrivateStream, poisson_samples
 from udpfl.engine.widths import Widths
 from udpfl.errors import Unsupported
 
@@ -168,14 +168,15 @@ class _Part:
         parameters = parameters.contiguous()  # as widths are tried
         # Every index set of the round is drawn before its first step.
         batches = [_draw(lanes, self.round, step, self.stream) for step in range(max(lanes.steps))]
-        sampled, clipped, ratios = (torch.zeros(len(lanes), device=device) for _ in range(3))
+        clipped, ratios = (torch.zeros(len(lanes), device=device) for _ in range(2))
+        steps = torch.tensor(lanes.steps, device=device)
         noise_size = lanes.noiser.std(device) * self.model.layout.dimension**0.5
         for step, batch in enumerate(batches):
             with self._random_layers(step, device):
                 total, over = self._clipped_sum(parameters, batch)
             keys = _keys(lanes, self.round, step, "noise")
             noisy = lanes.noiser.add(total, self.stream, keys).to(parameters.dtype)
-            active = torch.tensor([step < own for own in lanes.steps], device=device)
+            active = steps > step
             rate = torch.where(active, lanes.learning_rates, 0.0)
             if correct is None:
                 rate, direction = rate / lanes.denominators, noisy
@@ -183,11 +184,11 @@ class _Part:
                 gradient = noisy / lanes.denominators.unsqueeze(1)
                 direction = correct(gradient, parameters, lanes.state)
             parameters = torch.addcmul(parameters, rate.unsqueeze(1), direction, value=-1)
-            sampled += torch.tensor([float(len(rows)) for rows in batch], device=device)
             clipped += over
             ratio = total.norm(dim=1).float() / noise_size
             ratios += torch.where(active & (noise_size > 0), ratio, 0.0)
-        steps = torch.tensor([float(own) for own in lanes.steps], device=device)
+        counts = [sum(len(batch[lane]) for batch in batches) for lane in range(len(lanes))]
+        sampled = torch.tensor(counts, device=device)
         return parameters, clipped / sampled.clamp(min=1), ratios / steps.clamp(min=1)
 
     def _random_layers(self, step: int, device: torch.device) -> AbstractContextManager[None]:
@@ -233,12 +234,11 @@ class _Part:
 def _draw(lanes: Lanes, round_: int, step: int, stream: PrivateStream) -> list[Tensor]:
     """The Poisson samples of one step; a lane that is done draws nothing."""
     keys = _keys(lanes, round_, step, "sampling")
-    return [
-        poisson_indices(stream, key, records, rate) if step < own else records[:0]
-        for key, records, rate, own in zip(
-            keys, lanes.records, lanes.rates, lanes.steps, strict=True
-        )
+    records = [
+        records if step < own else records[:0]
+        for records, own in zip(lanes.records, lanes.steps, strict=True)
     ]
+    return poisson_samples(stream, keys, records, lanes.rates)
 
 
 def _keys(lanes: Lanes, round_: int, step: int, purpose: str) -> list[Key]:
@@ -259,9 +259,7 @@ def widths_of(
 
 def padded(rows: Sequence[Tensor], device: torch.device, width: int) -> tuple[Tensor, Tensor]:
     """Index sets as one matrix of this width and a mask that says which entries are real."""
-    index = torch.zeros(len(rows), width, dtype=torch.int64, device=device)
-    real = torch.zeros(len(rows), width, dtype=torch.bool, device=device)
-    for i, row in enumerate(rows):
-        index[i, : len(row)] = row
-        real[i, : len(row)] = True
-    return index, real
+    lengths = torch.tensor([[len(row)] for row in rows], device=device)
+    real = torch.arange(width, device=device) < lengths
+    index = torch.zeros(real.shape, dtype=torch.int64, device=device)
+    return index.masked_scatter_(real, torch.cat(list(rows))), real
