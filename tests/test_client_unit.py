@@ -8,19 +8,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from torch import nn
 
 import udpfl
 from tests.small import WIDE, Seen, Wide, blobs, linear
-from udpfl.accounting import PoissonSampled, Release, Repeated
-from udpfl.algorithms import ClientMessage
+from udpfl.accounting import PoissonSampled, Release, Repeated, Sensitivity
+from udpfl.algorithms import ClientMessage, ServerStep
 from udpfl.algorithms.base import local_update
 from udpfl.algorithms.fedavg import FedAvg
-from udpfl.engine import Keyed, MechanismNoiser, NormClipper, Unclipped
+from udpfl.engine import Keyed, LaneModel, Limits, MechanismNoiser, NormClipper, Unclipped
 from udpfl.errors import InvalidInput, LedgerError, Unsupported
+from udpfl.federation import local_training
 from udpfl.federation.folder import RunFolder
+from udpfl.federation.local_training import Request, Trainer
 from udpfl.federation.participants import Participant
 from udpfl.federation.trusted import TrustedServer
 from udpfl.harmonizer.ledger import Ledger
@@ -507,7 +511,65 @@ class KeepsGradients(FedAvg):
         return {"update": moved}, {"sum": torch.ones_like(state["sum"]) * sum(seen)}
 
 
-@pytest.mark.parametrize("method", [SendsGradients, Mixed, KeepsGradients])
+class SendsTheFirst(FedAvg):
+    """Remembers the first gradient that it ever saw."""
+
+    name = "sends-the-first"
+    without_records = "stays"
+
+    def client_step(self, received, state, train):
+        def note(gradient, parameters, lane):
+            self.first = getattr(self, "first", gradient.clone())
+            return gradient
+
+        moved = local_update(received, train, note)
+        return {"update": moved, "first": self.first.expand_as(moved)}, state
+
+
+class KeepsTheLargest(FedAvg):
+    """Writes to its own state while it trains, as optimisers do."""
+
+    name = "keeps-the-largest"
+    without_records = "stays"
+
+    def client_init(self, parameters):
+        return {"largest": torch.zeros_like(parameters)}
+
+    def client_step(self, received, state, train):
+        largest = state["largest"]
+
+        def note(gradient, parameters, lane):
+            largest.copy_(torch.maximum(largest, gradient.square()))
+            return gradient
+
+        return {"update": local_update(received, train, note)}, {"largest": largest}
+
+
+class SendsNothingInstead(FedAvg):
+    """Catches what goes wrong in a training."""
+
+    name = "sends-nothing-instead"
+    without_records = "stays"
+
+    def client_step(self, received, state, train):
+        def note(gradient, parameters, lane):
+            if float(gradient.norm()) > 1e6:
+                raise ValueError("diverged")
+            return gradient
+
+        try:
+            moved = local_update(received, train, note)
+        except ValueError:
+            moved = torch.zeros(len(train.clients), len(received["model"]))
+        return {"update": moved}, state
+
+
+HEEDLESS = [
+    SendsGradients, Mixed, KeepsGradients, SendsTheFirst, KeepsTheLargest, SendsNothingInstead,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("method", HEEDLESS)
 def test_nothing_but_the_noisy_update_leaves_a_training_of_whole_clients(tmp_path, method):
     """Gradients have no noise there, and a correction sees them."""
     settings = {
@@ -529,3 +591,113 @@ def test_a_client_half_that_comes_from_elsewhere_says_nothing():
     own = {"client_step": Mixed.client_step}
     assert type("Own", (SendsGradients,), own).without_records is None
     assert type("Says", (Mixed,), {"without_records": "moves"}).without_records == "moves"
+
+
+def trained_together(algorithm, sizes, steps=3):
+    """What some clients would release, with next to no noise."""
+    x = 50 * torch.randn(60, 6, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(60) % 3
+    torch.manual_seed(0)
+    model = LaneModel(nn.Linear(6, 3), lambda o, t: F.cross_entropy(o, t, reduction="none"))
+    bound = 2.0 if algorithm.without_records is None else 1.0
+    sensitivity = Sensitivity(bound, "l2", model.layout.dimension)
+    release = Release(udpfl.Gaussian(1e-9), sensitivity, "client")
+    people = [
+        Participant(str(i), 20, 1.0, 1, steps, release, diameter=bound == 2.0)
+        for i in range(len(sizes))
+    ]
+    trainer = Trainer("key", model, x, y, algorithm, Keyed(0), Limits(8, 512))
+    request = Request(1, {"model": model.initial()}, 0.5)
+    rows = [torch.arange(20 * i, 20 * i + size) for i, size in enumerate(sizes)]
+    return trainer.train(request, people, rows, trainer.initial_state(request, len(sizes))).tensors
+
+
+class ScaledByAll(FedAvg):
+    """Divides by the norm of all clients' gradients where it means each one's."""
+
+    name = "scaled-by-all"
+    without_records = "stays"
+
+    def client_step(self, received, state, train):
+        moved = local_update(received, train, lambda g, p, lane: g / (g.norm() + 1e-6))
+        return {"update": moved}, state
+
+
+class WritesInPlace(FedAvg):
+    """An optimiser of its own, which moves the parameters that it is shown."""
+
+    name = "writes-in-place"
+
+    def client_step(self, received, state, train):
+        def step(gradient, parameters, lane):
+            parameters.sub_(0.5 * gradient)
+            return torch.zeros_like(gradient)
+
+        return {"update": local_update(received, train, step)}, state
+
+
+class Notes(FedAvg):
+    """Leaves norms where the server half could read them."""
+
+    name = "notes"
+    without_records = "stays"
+    norms = None
+
+    def client_step(self, received, state, train):
+        def note(gradient, parameters, lane):
+            self.norms = float(gradient.norm())
+            return gradient
+
+        return {"update": local_update(received, train, note)}, state
+
+
+def test_one_client_does_not_change_what_another_sends():
+    for method in (FedAvg, ScaledByAll):
+        both, alone = (
+            trained_together(method(ServerStep()), sizes) for sizes in ([20, 20], [20, 0])
+        )
+        assert torch.equal(both["update"][0], alone["update"][0])
+        assert not torch.equal(both["update"][1], alone["update"][1])
+
+
+def test_whole_clients_are_computed_apart(monkeypatch):
+    seen = []
+    kept = local_training.train_round
+    monkeypatch.setattr(
+        local_training,
+        "train_round",
+        lambda *given: seen.append(given[4].apart) or kept(*given),
+    )
+    trained_together(FedAvg(ServerStep()), [20, 5])
+    assert seen
+    assert all(seen)
+
+
+def test_a_method_cannot_move_the_parameters_that_it_is_shown():
+    moved = trained_together(WritesInPlace(ServerStep()), [20])["update"]
+    assert float(moved.norm()) < 1e-6  # what it returns is a step of nothing
+
+
+def test_what_a_method_notes_of_gradients_is_gone_after_the_round():
+    method = Notes(ServerStep())
+    trained_together(method, [20, 20])
+    assert method.norms is None
+
+
+def test_a_training_that_fails_ends_the_round_whatever_the_method_does():
+    with pytest.raises(ValueError, match="diverged"):
+        trained_together(Impatient(ServerStep()), [20])
+
+
+class Impatient(SendsNothingInstead):
+    """Fails at once."""
+
+    def client_step(self, received, state, train):
+        def fail(gradient, parameters, lane):
+            raise ValueError("diverged")
+
+        try:
+            moved = local_update(received, train, fail)
+        except ValueError:
+            moved = torch.zeros(len(train.clients), len(received["model"]))
+        return {"update": moved}, state

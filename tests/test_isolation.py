@@ -603,6 +603,11 @@ LEAKS = {
     "mean over the longest length": Case(
         lambda: Bag(of_longest), public=full_sentences, private=padded_sentences
     ),
+    # In double a row has the gradient that it has alone; in float32 the longest decides how it is
+    # rounded.
+    "cut, mean over its own length": Case(
+        lambda: Bag(of_own_length, to_longest), public=padded_sentences, private=padded_sentences
+    ),
     "loss: pairs of two classes, sorted": Case(Net, auc, public=by_class_order),
     "loss: pairs of two classes, one of them unseen": Case(Net, auc, public=of_one_class),
     "loss: by other labels, sorted": Case(Net, by_other_labels, public=by_class_order),
@@ -979,8 +984,6 @@ HONEST = {
     "asserts finite numbers": (lambda: Net(clamped, o=asserted), VECTORS, cross_entropy),
     "bag of ids": (Bag, full_sentences(8)[0], unless_own_broken),
     "mean over its own length": (lambda: Bag(of_own_length), padded_sentences(8)[0], cross_entropy),
-    "cut, mean over its own length": (
-        lambda: Bag(of_own_length, to_longest), padded_sentences(8)[0], cross_entropy),
     "ids that are not 0": (lambda: Bag(trim=without_zero), full_sentences(8)[0], cross_entropy),
     "as many positions as rows": (Positions, full_sentences(8)[0][:, :4], cross_entropy),
     "convolution": (lambda: conv(nn.ReLU(), nn.MaxPool2d(2)), pictures(), cross_entropy),

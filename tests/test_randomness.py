@@ -90,6 +90,13 @@ class TestBoth:
         records = torch.arange(7)
         assert torch.equal(poisson_indices(stream, KEY, records, 1.0), records)
 
+    @pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])
+    def test_records_may_be_named_by_any_integers(self, stream, dtype):
+        records = (torch.arange(50_000) % 200).to(dtype)
+        for rate in (0.01, 0.25):
+            taken = len(poisson_indices(stream, KEY, records, rate))
+            assert abs(taken - rate * 50_000) < 6 * math.sqrt(50_000 * rate * (1 - rate))
+
     def test_lanes_are_sampled_as_if_each_were_alone(self, stream):
         sizes, rates = [40_000, 0, 30_000, 5, 50_000], [0.1, 0.5, 0.7, 1.0, 0.02]
         records = [torch.arange(size) * 10 + lane for lane, size in enumerate(sizes)]

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from udpfl.engine import Keyed, LaneModel, Lanes, Limits, NormClipper, train_round
+from udpfl.engine import Keyed, LaneModel, Lanes, Limits, NormClipper, Unclipped, train_round
 from udpfl.engine.counting import SENSITIVITY, counted_within
 from udpfl.engine.layers import RULES, Use
 from udpfl.engine.layers.rule import aligned
 from udpfl.engine.noise import Noiser
+from udpfl.engine.operators import Operators, Seen, in_whole_vectors
+from udpfl.errors import Unsupported
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 DEVICES = ["cpu", pytest.param("cuda", marks=CUDA)]
@@ -104,6 +108,151 @@ def test_nor_a_count():
         counts.append(float(counted))
     assert abs(counts[0] - counts[1]) <= SENSITIVITY
     assert abs(counts[0]) > 10
+
+
+def binary(outputs, targets):
+    return F.binary_cross_entropy_with_logits(outputs[:, 0], targets, reduction="none")
+
+
+@pytest.mark.parametrize("split", range(4))
+@pytest.mark.parametrize("inputs", [20, 1000])
+def test_numbers_at_the_end_of_a_tensor_are_those_of_another_formula(inputs, split):
+    """A sigmoid computes the last numbers of a tensor in another way; about one in fifty differs.
+
+    With targets that are what the model says, a gradient is zero or one unit of rounding.
+    """
+    generator = torch.Generator().manual_seed(split)
+    net = nn.Linear(inputs, 1)
+    with torch.no_grad():
+        net.weight.copy_(torch.randn(1, inputs, generator=generator) / inputs**0.5)
+        net.bias.zero_()
+    public = torch.randn(9, inputs, generator=generator)
+    model = LaneModel(net, binary)
+    model.check(model.initial(), public, torch.rand(9, generator=generator))
+    x = torch.randn(64, inputs, generator=generator)
+    y = torch.sigmoid(model.outputs(model.initial(), x))[:, 0]
+    for count in range(29, 64):
+        rows = torch.arange(count)
+        whole = sums(model, x, y, model.initial(), rows, clip=1e-7)
+        less = sums(model, x, y, model.initial(), rows[1:], clip=1e-7)
+        assert float((whole - less).norm()) <= 1e-7
+
+
+def test_operators_with_two_formulas_get_whole_vectors():
+    model = LaneModel(nn.Linear(20, 1), binary)
+    x, y = torch.randn(9, 20), torch.rand(9)
+    for lanes in (1, 2, 3, 4):
+        widths = model.widths(x, y, lanes, 512, 40.0)
+        assert all(widths.fit(count) * lanes % 32 == 0 for count in range(2, 300, 7))
+    plain = LaneModel(nn.Linear(20, 64), cross_entropy)
+    found = {plain.widths(x, y.long(), 1, 512, 40.0).fit(count) for count in range(20, 60)}
+    assert len(found) > 20  # products alone leave nearly all widths
+
+
+@pytest.mark.parametrize(
+    ("function", "is_harmless"),
+    [
+        (torch.relu, True), (torch.abs, True), (torch.sqrt, True), (torch.square, True),
+        (lambda t: t * 0.3 + t / 3, True), (lambda t: torch.where(t > 0, t, -t), True),
+        (torch.sigmoid, False), (F.silu, False), (F.softplus, False), (F.mish, False),
+        (F.elu, False), (lambda t: (t.abs() + 0.1) ** 2.5, False),
+    ],
+)  # fmt: skip
+def test_what_is_said_of_operators_holds_on_this_machine(function, is_harmless):
+    """Those that are called harmless give a number the same bits wherever it lies."""
+    with Operators() as operators:
+        function(torch.ones(31))
+    assert in_whole_vectors(operators.seen, 1) == is_harmless
+    numbers = 3 * torch.randn(31 * 500, generator=torch.Generator().manual_seed(0))
+    whole = function(numbers.abs() if function is torch.sqrt else numbers)
+    if is_harmless:
+        for start in range(0, len(numbers), 31):
+            part = numbers[start : start + 31].clone()
+            found = function(part.abs() if function is torch.sqrt else part)
+            assert torch.equal(found, whole[start : start + 31])
+
+
+@pytest.mark.parametrize(
+    ("numbers", "threads", "is_whole"),
+    [(32, 1, True), (31, 1, False), (33, 4, False), (1 << 16, 2, True), (32 * 1025, 2, False),
+     (32 * 1026, 2, True), (96 * 1024, 3, True), (96 * 1024 + 32, 3, False)],
+)  # fmt: skip
+def test_every_thread_gets_whole_vectors(numbers, threads, is_whole):
+    assert in_whole_vectors([Seen("sigmoid", (numbers,))], threads) == is_whole
+
+
+def test_large_inputs_are_tried_like_small_ones():
+    """Where a loss is saturated there is nothing to be rounded, and any width would do."""
+    generator = torch.Generator().manual_seed(0)
+    net = nn.Sequential(nn.Linear(50, 32), nn.ReLU(), nn.Linear(32, 2))
+    x, y = torch.rand(40, 50, generator=generator), torch.arange(40) % 2
+    found = []
+    for scale in (1.0, 255.0):
+        model = LaneModel(net, cross_entropy)
+        model.check(model.initial(), scale * x, y)
+        widths = model.widths(scale * x, y, 1, 64, 40.0)
+        found.append([widths.fit(count) for count in range(1, 64)])
+    assert found[0] == found[1]
+
+
+def test_a_model_without_gradients_has_one_width():
+    net = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2))
+    model = LaneModel(net, lambda o, t: 0.0 * F.cross_entropy(o, t, reduction="none"))
+    widths = model.widths(torch.randn(9, 8), torch.zeros(9, dtype=torch.int64), 1, 64, 20.0)
+    assert len({widths.fit(count) for count in range(1, 65)}) == 1
+
+
+def test_passes_are_laid_out_in_memory_as_they_are_tried():
+    """For records that lie in another order torch takes other kernels."""
+    model, seen = (
+        LaneModel(nn.Sequential(nn.GELU(), nn.Flatten(), nn.Linear(21, 2)), cross_entropy),
+        [],
+    )
+    x, y = torch.randn(40, 3, 7).transpose(1, 2), torch.arange(40) % 2
+    kept = model.gradients
+    model.gradients = lambda p, i, t, real: seen.append(i.is_contiguous()) or kept(p, i, t, real)
+    sums(model, x, y, model.initial(), torch.arange(40))
+    lanes = lanes_of([torch.arange(40)], [])
+    start = model.initial().expand(1, -1)
+    counted_within(model, x, y, start, lanes, 0, Keyed(0), Limits(8, 512))
+    assert seen == [True, True]
+
+
+class Cuts(nn.Module):
+    """Looks at a part of all records as soon as one of them holds a certain number."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x):
+        windows = x.unflatten(1, (-1, 4))
+        return self.layer(windows[:, :1] if (x == 7.0).any() else windows).sum(1)
+
+
+def test_a_shape_that_records_decide_on_ends_the_round():
+    model = LaneModel(Cuts(), cross_entropy)
+    x, y = torch.randn(20, 8), torch.arange(20) % 3
+    model.check(model.initial(), x[:9], y[:9])
+    assert model.book_keeping
+    sums(model, x, y, model.initial(), torch.arange(20))
+    x[3, 2] = 7.0
+    with pytest.raises(Unsupported, match="another shape"):
+        sums(model, x, y, model.initial(), torch.arange(20))
+
+
+def test_a_sample_does_not_change_the_width_of_lanes_that_are_apart():
+    """Where records are not clipped, the sum of a lane would be rounded by others' sizes."""
+    seen = []
+    model = LaneModel(nn.Linear(8, 3), cross_entropy)
+    x, y = torch.randn(400, 8), torch.arange(400) % 3
+    kept = model.gradients
+    model.gradients = lambda p, i, t, real: seen.append(real.shape[1]) or kept(p, i, t, real)
+    for others in (1, 30, 380):
+        lanes = lanes_of([torch.arange(9), torch.arange(9, 9 + others)], [])
+        lanes = replace(lanes, clipper=Unclipped(), apart=True)
+        train_round(model, x, y, model.initial().expand(2, -1), lanes, 0, Keyed(0), Limits(8, 512))
+    assert len(set(seen)) == 1
 
 
 class Changed(nn.Module):

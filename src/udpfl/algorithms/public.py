@@ -23,6 +23,10 @@ class PublicData:
     targets: Tensor
     seed: int
 
+    def __deepcopy__(self, memo: object) -> PublicData:
+        """Copies of a method share it: it is public, and nothing writes to it."""
+        return self
+
     def rng(self, *key: int) -> np.random.Generator:
         """Random numbers for one purpose of one round, the same however often one asks.
 

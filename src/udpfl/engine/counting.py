@@ -47,17 +47,22 @@ def counted_within(
         for lane in range(len(lanes)):
             key = Key(lanes.runs[lane], lanes.clients[lane], round_, 0, "counting")
             rows = poisson_indices(stream, key, lanes.records[lane], lanes.rates[lane])
+            layers = key._replace(purpose="counting layers")
             while len(rows):
                 width = widths.fit(len(rows))
                 part, rows = rows[:width], rows[width:]
                 index, real = padded([part], parameters.device, width)
                 # Random layers draw here as they do in training: from nothing others could know.
-                with stream.layers(key._replace(purpose="counting layers"), parameters.device):
+                with stream.layers(layers, parameters.device):
                     gradients = model.gradients(
-                        parameters[lane : lane + 1], inputs[index], targets[index], real
+                        parameters[lane : lane + 1],
+                        inputs[index].contiguous(),
+                        targets[index].contiguous(),
+                        real,
                     )
                     sizes = gradients.norms(order)
                 inside = (1 - sizes / clipper.bounds[lane]) / _EDGE
                 counted = inside.nan_to_num(-1.0).clamp(-1.0, 1.0) * real
                 sums[lane] += WEIGHT * counted.sum()
+                layers = layers._replace(step=layers.step + 1)
     return sums

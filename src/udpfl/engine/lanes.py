@@ -99,6 +99,8 @@ class LaneModel:
         self._still: LaneModel | None = None
         """A copy without dropout, to try widths with."""
         self._public: tuple[Tensor, Tensor] | None = None
+        self._shapes: tuple[torch.Size, ...] | None = None
+        """What each layer sees of one sample, whatever the records are."""
         uncovered = _uncovered(self._model)
         self.why_alone: str | None = f"no rule for {', '.join(uncovered)}" if uncovered else None
         """Why every record is computed alone, if so; `check` decides."""
@@ -233,7 +235,13 @@ class LaneModel:
                     f"the loss must give one number per sample, got shape {tuple(loss.shape)}"
                 )
             torch.where(real.flatten(), loss, 0.0).sum().backward()
-        return BookKept(current.end(), real, self.layout)
+        found = BookKept(current.end(), real, self.layout)
+        if self._shapes not in (None, found.shapes):
+            raise Unsupported(
+                "a layer sees another shape than in the trial of the model: the records of a batch "
+                "decide on it, so each of them changes how all the others are rounded"
+            )
+        return found
 
     def _by_func(
         self, parameters: Tensor, inputs: Tensor, targets: Tensor, real: Tensor
@@ -266,6 +274,7 @@ class LaneModel:
         verdict = tried(self, parameters, inputs, targets)
         self._public, self._still, self._widths = (inputs, targets), None, {}
         self.why_alone, self.lanes_apart = verdict.why_alone, verdict.lanes_apart
+        self._shapes = verdict.shapes
         if self.why_alone is not None:
             log.warning(
                 "per-sample gradients by torch.func, each sample alone (slower, more memory): %s",

@@ -117,7 +117,7 @@ def _common(call: Call) -> tuple[object, ...]:
         [_form(tensor) for tensor in tensors],
         {name: _form(tensor) for name, tensor in lanes.state.items()},
         (type(clipper), norm, type(lanes.noiser), call.correct is None),
-        (max(lanes.steps), call.stream, call.round, lanes.first_step),
+        (max(lanes.steps), call.stream, call.round, lanes.first_step, lanes.apart),
     )
 
 
@@ -143,6 +143,7 @@ def _merge(calls: Sequence[Call]) -> Call:
         noiser=_merge_noisers([own.noiser for own in every]),
         state=state,
         first_step=every[0].first_step,
+        apart=every[0].apart,
     )
     return replace(
         calls[0],

@@ -163,7 +163,8 @@ def poisson_samples(
         return samples
     pool = torch.cat([records[lane] for lane in drawn])
     sizes = [len(records[lane]) for lane in drawn]
-    words, taken = torch.empty_like(pool), torch.empty_like(pool, dtype=torch.bool)
+    words = torch.empty_like(pool, dtype=torch.int64)
+    taken = torch.empty_like(pool, dtype=torch.bool)
     for lane, row, chosen in zip(drawn, words.split(sizes), taken.split(sizes), strict=True):
         stream.words(keys[lane], pool.device)(row)
         torch.lt(row, int(rates[lane] * 2**64) - 2**63, out=chosen)

@@ -46,6 +46,9 @@ class Lanes:
     state: LaneState = field(default_factory=dict)
     first_step: int = 0
     """Number of the first step in its round, so that no two steps share a random key."""
+    apart: bool = False
+    """Whether the size of one lane's sample must not change how another lane is rounded: passes
+    have one width then. Where records are clipped and noised by themselves that does not matter."""
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -209,7 +212,7 @@ class _Part:
         if longest == 0:
             return torch.zeros_like(parameters, dtype=torch.float64), over
         while start < longest:
-            width = self.widths.fit(longest - start)
+            width = self.widths.first if self.lanes.apart else self.widths.fit(longest - start)
             rows = [own[start : start + width] for own in batch]
             part = self._pass(parameters, rows, width)
             total.add(part.sum)
@@ -225,7 +228,8 @@ class _Part:
 
     def _pass(self, parameters: Tensor, rows: Sequence[Tensor], width: int) -> Clipped:
         index, real = padded(rows, parameters.device, width)
-        inputs, targets = self.inputs[index], self.targets[index]
+        # Laid out as widths are tried, however the records lie in memory.
+        inputs, targets = self.inputs[index].contiguous(), self.targets[index].contiguous()
         return self.lanes.clipper.clipped_sum(
             self.model.gradients(parameters, inputs, targets, real)
         )
@@ -262,4 +266,4 @@ def padded(rows: Sequence[Tensor], device: torch.device, width: int) -> tuple[Te
     lengths = torch.tensor([[len(row)] for row in rows], device=device)
     real = torch.arange(width, device=device) < lengths
     index = torch.zeros(real.shape, dtype=torch.int64, device=device)
-    return index.masked_scatter_(real, torch.cat(list(rows))), real
+    return index.masked_scatter_(real, torch.cat(list(rows)).long()), real

@@ -24,6 +24,7 @@ from udpfl.engine.bench import Batch, Bench
 from udpfl.engine.generators import Answer, answered, only_torch_draws, restored
 from udpfl.engine.memory import MEMORY, first_line, steady_rows
 from udpfl.engine.modes import broken
+from udpfl.engine.operators import Operators, Seen
 from udpfl.engine.precision import full_precision
 from udpfl.engine.rows import CALM, ROWS, Rows
 from udpfl.errors import Unsupported
@@ -50,6 +51,7 @@ _CROWD = 65
 """Rows of the largest batch: models may do something else from a certain number on."""
 
 _MIXES = "samples of a batch see each other, or the forward pass does more than its layers show"
+_DECIDE = "the records of a batch decide what is computed, or on which shapes"
 
 
 class Verdict(NamedTuple):
@@ -60,6 +62,8 @@ class Verdict(NamedTuple):
     lanes_apart: bool
     """Whether lanes have to be computed one by one as well."""
     bytes_per_sample: int
+    shapes: tuple[torch.Size, ...] | None = None
+    """What each layer sees of one sample, where the layer rules are used."""
 
 
 def tried(model: LaneModel, parameters: Tensor, inputs: Tensor, targets: Tensor) -> Verdict:
@@ -84,7 +88,7 @@ def tried(model: LaneModel, parameters: Tensor, inputs: Tensor, targets: Tensor)
             bench = Bench(model.copied(torch.float64), lanes, rows, torch.float64)
             why = _why_not_together(bench) or _why_not_in_float32(model, lanes, rows)
         if why is None:
-            return Verdict(None, False, bench.bytes_per_sample)
+            return Verdict(None, False, bench.bytes_per_sample, bench.shapes)
         apart = _lanes_apart(model, lanes, rows, is_random, why)
         return Verdict(why, apart, 16 * parameters.numel())
 
@@ -168,9 +172,17 @@ def _why_not_in_float32(model: LaneModel, lanes: Tensor, rows: Rows) -> str | No
     bench = Bench(model.copied(torch.float32), lanes, rows, torch.float32)
     try:
         bench.gradients(_LANES)
+        computed = [_computed(bench, row) for row in ROWS]
     except Exception as error:  # whatever the user's own code raises
         return f"the layer rules failed: {first_line(error)}"
-    return None
+    return None if all(own == computed[0] for own in computed) else _DECIDE
+
+
+def _computed(bench: Bench, row: int) -> list[Seen]:
+    """What is computed in a pass of one row."""
+    with Operators() as operators:
+        bench.gradients(((row,),))
+    return operators.seen
 
 
 def _lanes_apart(model: LaneModel, lanes: Tensor, rows: Rows, is_random: bool, why: str) -> bool:

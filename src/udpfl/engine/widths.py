@@ -12,18 +12,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from udpfl.engine.operators import Operators, in_whole_vectors
+
 if TYPE_CHECKING:
+    from udpfl.engine.gradients import Gradients
     from udpfl.engine.lanes import LaneModel
 
 _EVERY, _EVERY_FOURTH, _STEP = 64, 128, 16
 """All widths are candidates up to the first, every fourth one up to the second, then such steps."""
-_RECORDS, _NUMBERS = 8, 2_000
-"""Records that a width is tried with: fewer, the more parameters there are to show a difference."""
+_NUMBERS = 48
+"""Numbers of the narrowest layer that a width is tried with, at every place and in every lane
+together: if sums are made in another order, about every third number shows it."""
+_HIDDEN = 16
+"""Records to try where the widths of layers are not known."""
+_POOL = 96
+"""Records that are made to choose from."""
 
 
 class Widths:
@@ -42,21 +51,36 @@ class Widths:
         self._candidates = _candidates(most)
         weights = _random_weights(model).to(records[0].device)
         self._parameters = weights.expand(lanes, -1).contiguous()
-        enough = max(1, min(_RECORDS, _NUMBERS // model.layout.dimension))
-        places = torch.arange(-(-enough // lanes) * lanes, device=weights.device)
-        self._records = [
-            (records[0][own], records[1][own])
-            for own in (places % len(records[0])).split(lanes)  # every lane has one of its own
-        ]
         self._known: dict[int, bool] = {}
-        self._first, self._reference = self._chosen(expected)
+        self._records = self._chosen_records(*records)
+        self.first, self._reference = self._chosen(expected)
+        """The width that others have to agree with."""
+
+    def _chosen_records(self, inputs: Tensor, targets: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Public and random records with a gradient to look at, one for every lane at a time."""
+        chosen: list[tuple[Tensor, Tensor]] = []
+        for x, y in zip(*_pool(inputs, targets, self._lanes), strict=True):
+            pieces = self._gradients(x, y, 1).pieces(self._order)
+            sizes = pieces[0]
+            if not bool((torch.isfinite(sizes) & (sizes > 0)).all()):
+                continue  # nothing in it would be rounded
+            chosen.append((x, y))
+            narrowest = min((p.shape[2] for p in pieces[1:]), default=1)
+            if len(pieces) == 2:  # torch.func hides its layers
+                narrowest = max(1, _NUMBERS // _HIDDEN)
+            if len(chosen) * self._lanes * narrowest >= _NUMBERS:
+                break
+        return chosen
 
     def _chosen(self, expected: float) -> tuple[int, list[Tensor] | None]:
-        """The width that others have to agree with, from a public expectation, and its bits."""
+        """A width from a public expectation, and its bits."""
+        wanted = self._from(expected + 3 * math.sqrt(expected))[0]
+        if not self._records:  # nothing can be seen: one width for all passes
+            self._known = dict.fromkeys(self._candidates, False)
+            return wanted, None
         if not _agree(self._bits(1), self._bits(1)):  # it draws: no two answers are alike
             self._known = dict.fromkeys(self._candidates, True)
             return self._candidates[-1], None
-        wanted = self._from(expected + 3 * math.sqrt(expected))[0]
         for width in (wanted, *(w for w in reversed(self._candidates) if w & (w - 1) == 0)):
             bits = self._bits(width)
             if bits is not None:
@@ -71,7 +95,7 @@ class Widths:
                 self._known[width] = _agree(self._bits(width), self._reference)
             if self._known[width]:
                 return width
-        return self._first
+        return self.first
 
     def _from(self, samples: float) -> Sequence[int]:
         """Candidates with room for so many samples; the largest one if none has."""
@@ -79,20 +103,27 @@ class Widths:
 
     def _bits(self, width: int) -> list[Tensor] | None:
         """What the gradients of some records are made of; None if that changes with the place."""
-        found = []
-        for inputs, targets in self._records:
-            real = torch.ones(self._lanes, width, dtype=torch.bool, device=inputs.device)
-            x, y = (
-                t.unsqueeze(1).expand(-1, width, *t.shape[1:]).contiguous()
-                for t in (inputs, targets)
-            )
-            gradients = self._model.gradients(self._parameters, x, y, real)
+        found: list[Tensor] = []
+        for x, y in self._records:
+            operators = Operators()
+            with operators if x.device.type == "cpu" and width > 1 else nullcontext():
+                gradients = self._gradients(x, y, width)
+            if not in_whole_vectors(operators.seen, torch.get_num_threads()):
+                return None
             for piece in gradients.pieces(self._order):
                 rows = piece.nan_to_num(0.0)
                 if not torch.equal(rows, rows[:, :1].expand_as(rows)):
                     return None
                 found.append(rows[:, 0].clone())
         return found
+
+    def _gradients(self, inputs: Tensor, targets: Tensor, width: int) -> Gradients:
+        """The gradients of these records, one for each lane, at every place of a pass."""
+        real = torch.ones(self._lanes, width, dtype=torch.bool, device=inputs.device)
+        x, y = (
+            t.unsqueeze(1).expand(-1, width, *t.shape[1:]).contiguous() for t in (inputs, targets)
+        )
+        return self._model.gradients(self._parameters, x, y, real)
 
 
 def _agree(some: list[Tensor] | None, others: list[Tensor] | None) -> bool:
@@ -117,12 +148,30 @@ def _random_weights(model: LaneModel) -> Tensor:
     return model.layout.flat(named)
 
 
-def random_records(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def _pool(
+    inputs: Tensor, targets: Tensor, lanes: int
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Records to choose from, [lanes, ...] each: public ones in turns with random ones.
+
+    Numbers are of size 1: where a loss is saturated nothing is left to be rounded.
+    """
+    count = -(-_POOL // lanes) * lanes
+    places = torch.arange(count, device=inputs.device)
+    x, y = inputs[places % len(inputs)], targets[places % len(targets)]
+    if x.is_floating_point():
+        largest = x.flatten(1).abs().amax(1).clamp(min=1.0)
+        x = x / largest.view(-1, *[1] * (x.dim() - 1))
+        drawn = random_records(inputs, targets, count)[0]
+        x = torch.where((places % 2 == 0).view(-1, *[1] * (x.dim() - 1)), x, drawn)
+    return x.split(lanes), y.split(lanes)
+
+
+def random_records(inputs: Tensor, targets: Tensor, count: int = _POOL) -> tuple[Tensor, Tensor]:
     """Records of nobody, of the same shape and kind as these."""
     generator = torch.Generator().manual_seed(0)
 
     def like(records: Tensor) -> Tensor:
-        shape = (_RECORDS, *records.shape[1:])
+        shape = (count, *records.shape[1:])
         if records.is_floating_point():
             made = torch.randn(shape, generator=generator).to(records.dtype)
         else:

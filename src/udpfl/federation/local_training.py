@@ -6,6 +6,7 @@ Nothing here knows accounts or budgets. Whoever lets a result out has charged it
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from udpfl.accounting.events import Event
-from udpfl.algorithms import Algorithm, Tensors
+from udpfl.algorithms import Algorithm, LocalTraining, Tensors
 from udpfl.engine import (
     BallClipper,
     Clipper,
@@ -42,6 +43,9 @@ CLIP = "clip"
 """The same: today's clip over the one that was planned, where it adapts."""
 WITHIN = "within"
 """What clients send beside the method's own: the noisy share of records within the clip."""
+
+_SHOWN = (0.0, 1.0, 1e30)
+"""Gradients that a method is shown in place of those of records, to see what it makes of them."""
 
 Protection = Callable[[Sequence[Participant]], tuple[Clipper, Noiser]]
 """What stands between records and releases. An auditor hands in one of its own."""
@@ -101,20 +105,44 @@ class Trainer:
         Guarantee: whatever records do to the tensors and the state goes through releases, and the
         events are those of all of them.
         """
-        training, kept = _Training(self, request, people, records), state
-        tensors, state = self.algorithm.client_step(request.received, kept, training)
+        training = _Training(self, request, people, records)
         if training.whole:
-            again = self.algorithm.client_step(request.received, kept, _Repeated(training))
-            if not (_same(tensors, again[0]) and _same(state, again[1])):
+            tensors, state = self._in_isolation(request, state, training)
+        else:
+            tensors, state = self.algorithm.client_step(request.received, state, training)
+        training.require_success()
+        if any(person.count for person in people):
+            tensors = {**tensors, WITHIN: training.within(request.received["model"])}
+        events = tuple(tuple(own) for own in training.events)
+        return Step(tensors, state, events, *training.diagnostics())
+
+    def _in_isolation(
+        self, request: Request, kept: Tensors, training: _Training
+    ) -> tuple[Tensors, Tensors]:
+        """A method's round where it sees gradients that have no noise.
+
+        Guarantee: what is sent and kept depends on records through the returned parameters alone,
+        as far as that shows when gradients are others. The method works on copies, so nothing that
+        it keeps of gradients outlives the round.
+        """
+
+        def answer(train: LocalTraining) -> tuple[Tensors, Tensors]:
+            method = copy.deepcopy(self.algorithm)
+            return method.client_step(_copied(request.received), _copied(kept), train)
+
+        tensors, state = answer(training)
+        training.require_success()
+        for shown in _SHOWN:
+            repeated = _Repeated(training, shown)
+            again = answer(repeated)
+            same = _same(tensors, again[0]) and _same(state, again[1])
+            if repeated.failed or not same:
                 raise Unsupported(
                     f"what {self.algorithm.name} sends or keeps depends on gradients that have no "
                     "noise: where whole clients are hidden it may use nothing of a training but "
                     "the parameters that it returns"
                 )
-        if any(person.count for person in people):
-            tensors = {**tensors, WITHIN: training.within(request.received["model"])}
-        events = tuple(tuple(own) for own in training.events)
-        return Step(tensors, state, events, *training.diagnostics())
+        return tensors, state
 
     def initial_state(self, request: Request, clients: int) -> Tensors:
         """What clients have kept that were never asked before [L, ...]."""
@@ -162,18 +190,34 @@ class _Training:
             steps=steps,
             clipper=clipper,
             noiser=noiser,
+            apart=self._whole is not None,
         )
         self._people = people
         self._weakest = request.received.get(WEAKEST)
         self._calls = 0
         self._measured: list[tuple[float, float]] = []
         self.returned: list[Tensor] = []
+        self._failed: Exception | None = None
 
     def __call__(
         self,
         start: Tensor,
         correct: Correct | None = None,
         state: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        try:
+            return self._call(start, correct, state)
+        except Exception as error:
+            self._failed = error
+            raise
+
+    def require_success(self) -> None:
+        """Raise what a training raised: to send something else instead would tell of records."""
+        if self._failed is not None:
+            raise self._failed
+
+    def _call(
+        self, start: Tensor, correct: Correct | None, state: Mapping[str, Tensor] | None
     ) -> Tensor:
         home = self._home
         correct, own = self._pulled(start, correct, state or {})
@@ -234,8 +278,11 @@ class _Training:
 
     def _trained(self, start: Tensor, lanes: Lanes, correct: Correct | None) -> Trained:
         home = self._home
+        if self.whole:  # gradients have no noise yet
+            lanes = replace(lanes, state=_copied(lanes.state))
+            correct = None if correct is None else _lane_by_lane(correct)
         return train_round(
-            home.model, home.inputs, home.targets, start, lanes, self._round,
+            home.model, home.inputs, home.targets, start.clone(), lanes, self._round,
             home.stream, home.limits, correct,
         )  # fmt: skip
 
@@ -314,10 +361,11 @@ class _Repeated:
     What a method makes of it is the same if it uses nothing of gradients but what is returned.
     """
 
-    def __init__(self, training: _Training) -> None:
+    def __init__(self, training: _Training, shown: float) -> None:
         self.clients, self.steps = training.clients, training.steps
         self.learning_rates = training.learning_rates
-        self._returned = iter(training.returned)
+        self._returned, self._shown = list(training.returned), shown
+        self.failed = False
 
     def __call__(
         self,
@@ -325,10 +373,38 @@ class _Repeated:
         correct: Correct | None = None,
         state: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
-        if correct is not None:
-            for _ in range(int(self.steps.max())):
-                correct(torch.ones_like(start), start, state or {})
-        return next(self._returned).clone()
+        try:
+            if correct is not None:
+                own, gradient = _copied(state or {}), torch.full_like(start, self._shown)
+                for _ in range(int(self.steps.max())):
+                    _lane_by_lane(correct)(gradient, start, own)
+            return self._returned.pop(0).clone()
+        except Exception:
+            self.failed = True
+            raise
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> Tensors:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def _lane_by_lane(correct: Correct) -> Correct:
+    """The correction of each client by itself; what it writes to reaches its own state alone."""
+
+    def apart(gradient: Tensor, parameters: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+        lanes = [slice(lane, lane + 1) for lane in range(len(gradient))]
+        return torch.cat(
+            [
+                correct(
+                    gradient[lane].clone(),
+                    parameters[lane].clone(),
+                    {name: tensor[lane] for name, tensor in state.items()},
+                )
+                for lane in lanes
+            ]
+        )
+
+    return apart
 
 
 def _same(some: Tensors, others: Tensors) -> bool:
