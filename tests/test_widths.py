@@ -181,7 +181,8 @@ def test_every_thread_gets_whole_vectors(numbers, threads, is_whole):
     assert in_whole_vectors([Seen("sigmoid", (numbers,))], threads) == is_whole
 
 
-def test_large_inputs_are_tried_like_small_ones():
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_large_inputs_are_tried_like_small_ones(lanes):
     """Where a loss is saturated there is nothing to be rounded, and any width would do."""
     generator = torch.Generator().manual_seed(0)
     net = nn.Sequential(nn.Linear(50, 32), nn.ReLU(), nn.Linear(32, 2))
@@ -190,7 +191,7 @@ def test_large_inputs_are_tried_like_small_ones():
     for scale in (1.0, 255.0):
         model = LaneModel(net, cross_entropy)
         model.check(model.initial(), scale * x, y)
-        widths = model.widths(scale * x, y, 1, 64, 40.0)
+        widths = model.widths(scale * x, y, lanes, 64, 40.0)
         found.append([widths.fit(count) for count in range(1, 64)])
     assert found[0] == found[1]
 
