@@ -205,10 +205,8 @@ def test_a_model_without_gradients_has_one_width():
 
 def test_passes_are_laid_out_in_memory_as_they_are_tried():
     """For records that lie in another order torch takes other kernels."""
-    model, seen = (
-        LaneModel(nn.Sequential(nn.GELU(), nn.Flatten(), nn.Linear(21, 2)), cross_entropy),
-        [],
-    )
+    net, seen = nn.Sequential(nn.GELU(), nn.Flatten(), nn.Linear(21, 2)), []
+    model = LaneModel(net, cross_entropy)
     x, y = torch.randn(40, 3, 7).transpose(1, 2), torch.arange(40) % 2
     kept = model.gradients
     model.gradients = lambda p, i, t, real: seen.append(i.is_contiguous()) or kept(p, i, t, real)

@@ -151,16 +151,12 @@ def _random_weights(model: LaneModel) -> Tensor:
 def _pool(
     inputs: Tensor, targets: Tensor, lanes: int
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Records to choose from, [lanes, ...] each: public ones in turns with random ones.
-
-    Numbers are of size 1: where a loss is saturated nothing is left to be rounded.
-    """
+    """Records to choose from, [lanes, ...] each: public ones in turns with random ones, as a loss may
+    be saturated by the former."""
     count = -(-_POOL // lanes) * lanes
     places = torch.arange(count, device=inputs.device)
     x, y = inputs[places % len(inputs)], targets[places % len(targets)]
     if x.is_floating_point():
-        largest = x.flatten(1).abs().amax(1).clamp(min=1.0)
-        x = x / largest.view(-1, *[1] * (x.dim() - 1))
         drawn = random_records(inputs, targets, count)[0]
         x = torch.where((places % 2 == 0).view(-1, *[1] * (x.dim() - 1)), x, drawn)
     return x.split(lanes), y.split(lanes)
