@@ -151,8 +151,8 @@ def _random_weights(model: LaneModel) -> Tensor:
 def _pool(
     inputs: Tensor, targets: Tensor, lanes: int
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Records to choose from, [lanes, ...] each: public ones in turns with random ones, as a loss may
-    be saturated by the former."""
+    """Records to choose from, [lanes, ...] each: public ones in turns with random ones, because
+    the former may saturate a loss, and then nothing is rounded."""
     count = -(-_POOL // lanes) * lanes
     places = torch.arange(count, device=inputs.device)
     x, y = inputs[places % len(inputs)], targets[places % len(targets)]
