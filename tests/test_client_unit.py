@@ -23,7 +23,7 @@ from udpfl.errors import InvalidInput, LedgerError, Unsupported
 from udpfl.federation.folder import RunFolder
 from udpfl.federation.participants import Participant
 from udpfl.federation.trusted import TrustedServer
-from udpfl.harmonizer.ledger import Ledger
+from udpfl.ledger.ledger import Ledger
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ from udpfl.accounting.imported import from_dp_accounting, from_opacus
 from udpfl.accounting.serial import event_to_dict
 from udpfl.cli import main
 from udpfl.errors import BudgetExceeded
-from udpfl.harmonizer.charges import Charge
+from udpfl.ledger.charges import Charge
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = "0123456789abcdef0123456789abcdef"
