@@ -637,6 +637,7 @@ def test_a_statement_survives_json(statement):
     "change",
     [
         {"kind": "promise"},
+        {"composition": "magic"},
         {"unit": "family"},
         {"neighbours": "all"},
         {"epsilon": -1.0},
@@ -652,7 +653,7 @@ def test_a_statement_is_never_guessed(change):
 
 
 def test_a_statement_with_a_field_missing_is_refused():
-    for field in STATEMENTS[0].to_dict():
+    for field in STATEMENTS[0].to_dict().keys() - {"composition"}:  # younger than the others
         plain = STATEMENTS[0].to_dict()
         del plain[field]
         with pytest.raises(InvalidInput, match="must have the fields"):
