@@ -45,7 +45,7 @@ def test_the_reference_table(runs, fixed, filtered, summed):
     best = min(Filter((order,), (0.5,)).epsilon(event, DELTA) for order in np.arange(1.1, 20, 0.1))
     assert best == pytest.approx(filtered, abs=0.05)
     assert runs * account(RUN, DELTA / runs, "pld").epsilon == pytest.approx(summed, rel=0.01)
-    planned = Filter.planned(best, DELTA, RUN)
+    planned = Filter.planned(best, DELTA)
     assert planned.shares[0] == 0.5
     assert best - 1e-3 <= planned.epsilon(event, DELTA) <= 1.01 * best
 

@@ -1,4 +1,4 @@
-"""What releases cost together when the settings of later ones depend on the results of earlier ones.
+"""What releases cost together when later settings depend on the results of earlier releases.
 
 A loss distribution, and the best of many Rényi orders, account for releases whose privacy
 parameters were fixed beforehand. For parameters that are chosen after a look at earlier results
@@ -49,24 +49,19 @@ class Filter:
             raise InvalidInput("shares", f"must be above 0 and 1 at most in all: {self.shares}")
 
     @classmethod
-    def planned(
-        cls, epsilon: float | None = None, delta: float = _DELTA, plan: Event | None = None
-    ) -> Filter:
-        """Half of delta for the order at which the budget is used up, the rest around it.
+    def planned(cls, epsilon: float = _EPSILON, delta: float = _DELTA) -> Filter:
+        """Half of delta for the order at which such a budget is used up, the rest around it.
 
-        That order is best for as many releases like those of `plan` (or of Gaussian noise) as an
-        `epsilon` pays for; without one, for the plan itself.
+        That order is best for as much Gaussian noise as the budget pays for.
         """
         delta = delta or _DELTA  # pure epsilons are added up; a later budget may have a delta
         for top in (64, 1024):
             orders = order_grid(top)
-            divergences = orders if plan is None else curve(plan, orders)
-            times = 1.0
-            if plan is None or epsilon is not None:
-                times = _times(orders, divergences, epsilon or _EPSILON, delta)
-            values = _converted(orders, times * divergences, _MAIN_SHARE * delta)
-            best = _rounded(orders[int(np.argmin(values))])
-            if times > 0 and best < 0.8 * top:
+            fixed = _converted(orders, np.zeros(len(orders)), _MAIN_SHARE * delta)
+            # Gaussian noise has the divergence of the order times a constant: the largest that fits
+            largest = max(0.0, float(np.max((epsilon - fixed) / orders)))
+            best = _rounded(orders[int(np.argmin(fixed + largest * orders))])
+            if largest > 0 and best < 0.8 * top:
                 break
         others = sorted({_rounded(1 + factor * (best - 1)) for factor in _AROUND} - {best})
         share = math.floor(1e6 * (1 - _MAIN_SHARE) / len(others)) / 1e6
@@ -104,13 +99,6 @@ def _converted(orders: Floats, divergences: Floats, delta: float | Floats) -> Fl
     trusted = np.where(divergences >= 0, divergences, np.inf)
     values = trusted + np.log1p(-1 / orders) - (np.log(delta) + np.log(orders)) / (orders - 1)
     return np.asarray(values)
-
-
-def _times(orders: Floats, divergences: Floats, epsilon: float, delta: float) -> float:
-    """How often releases with these divergences fit into a budget, in fractions; 0 if never."""
-    fixed = _converted(orders, np.zeros(len(orders)), _MAIN_SHARE * delta)
-    room = np.where(divergences > 0, (epsilon - fixed) / divergences, 0.0)
-    return max(0.0, float(np.max(np.where(np.isfinite(room), room, 0.0))))
 
 
 def _rounded(order: float) -> float:
