@@ -34,9 +34,9 @@ STAGES: Mapping[str, Sequence[str]] = {
     ),
     "averaging": ("udpfl.algorithms.fedavg:FedAvg.aggregate",),
     "charging": (
-        "udpfl.harmonizer.ledger:Ledger.message",
-        "udpfl.harmonizer.ledger:Ledger.would_exceed",
-        "udpfl.harmonizer.ledger:Ledger.commit",
+        "udpfl.ledger.ledger:Ledger.message",
+        "udpfl.ledger.ledger:Ledger.would_exceed",
+        "udpfl.ledger.ledger:Ledger.commit",
     ),
     "checkpoint": (
         "udpfl.federation.folder:RunFolder.write_checkpoint",

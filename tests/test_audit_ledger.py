@@ -40,8 +40,8 @@ from udpfl.audit.events import Noise, flattened, read, same_text
 from udpfl.audit.ledger import audit_ledger
 from udpfl.audit.losses import pair_of
 from udpfl.cli.audit import audit as audit_app
-from udpfl.harmonizer.charges import Charge
-from udpfl.harmonizer.ledger import Ledger
+from udpfl.ledger.charges import Charge
+from udpfl.ledger.ledger import Ledger
 
 ONE = Sensitivity(1.0, "l2", 1)
 GAUSSIAN = PoissonSampled(0.02, Release(Gaussian(1.1), Sensitivity(1.0)))

@@ -31,8 +31,8 @@ from udpfl.accounting.events import leaves
 from udpfl.audit.bounds import gaussian_epsilon
 from udpfl.engine import Keyed, LaneModel, Lanes, Limits, MechanismNoiser, NormClipper
 from udpfl.engine.counting import counted_within
-from udpfl.harmonizer.ledger import Ledger
 from udpfl.harmonizer.pacing import noise_factors
+from udpfl.ledger.ledger import Ledger
 
 
 @pytest.fixture

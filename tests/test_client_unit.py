@@ -27,7 +27,7 @@ from udpfl.federation.folder import RunFolder
 from udpfl.federation.local_training import Request, Trainer
 from udpfl.federation.participants import Participant
 from udpfl.federation.trusted import TrustedServer
-from udpfl.harmonizer.ledger import Ledger
+from udpfl.ledger.ledger import Ledger
 
 
 @pytest.fixture

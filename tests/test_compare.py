@@ -29,7 +29,7 @@ from udpfl.comparison.grid import grid_of, key_of, read_seeds, read_vary
 from udpfl.comparison.outcome import Comparison, Row, SeedRun
 from udpfl.config import load
 from udpfl.errors import InvalidInput
-from udpfl.harmonizer.ledger import Ledger
+from udpfl.ledger.ledger import Ledger
 
 ROOT = Path(__file__).parent.parent
 PATIENCE = 60.0

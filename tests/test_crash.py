@@ -33,8 +33,8 @@ from udpfl.algorithms.message import ClientMessage, tensors_from_bytes
 from udpfl.cli import main
 from udpfl.federation.folder import RunFolder
 from udpfl.federation.rounds import Federation
-from udpfl.harmonizer.ledger import Ledger
-from udpfl.harmonizer.outbox import Outbox
+from udpfl.ledger.ledger import Ledger
+from udpfl.ledger.outbox import Outbox
 
 CLIENTS, ROUNDS, STEPS, DELTA = 3, 8, 2, 1e-5
 NAMES = [f"client-{number}" for number in range(CLIENTS)]

@@ -44,7 +44,7 @@ from udpfl.data import as_dataset
 from udpfl.engine import Keyed, LaneModel, Limits, Noiseless, NormClipper, train_round
 from udpfl.federation import Clients, Participant, Request, RunFolder, Site, Trainer
 from udpfl.federation.local_training import planned_protection
-from udpfl.harmonizer.ledger import Ledger
+from udpfl.ledger.ledger import Ledger
 
 DIMENSION = 43  # of `network()`
 

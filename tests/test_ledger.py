@@ -47,9 +47,10 @@ from udpfl.accounting.events import NominallyShuffled
 from udpfl.accounting.serial import event_from_dict, event_from_json, event_to_dict, event_to_json
 from udpfl.cli.budget import budget as budget_app
 from udpfl.errors import BudgetExceeded, LedgerError
-from udpfl.harmonizer import ledger_file, outbox, spending
-from udpfl.harmonizer.charges import Charge
-from udpfl.harmonizer.ledger import Ledger
+from udpfl.ledger import file as ledger_file
+from udpfl.ledger import outbox, spending
+from udpfl.ledger.charges import Charge
+from udpfl.ledger.ledger import Ledger
 from udpfl.mechanisms import tabulated
 
 STEP = PoissonSampled(0.02, Release(Gaussian(1.1), Sensitivity(1.0)))
@@ -838,8 +839,8 @@ import sys, time
 from pathlib import Path
 from udpfl import PureDP
 from udpfl.errors import BudgetExceeded
-from udpfl.harmonizer.charges import Charge
-from udpfl.harmonizer.ledger import Ledger
+from udpfl.ledger.charges import Charge
+from udpfl.ledger.ledger import Ledger
 
 path, run, rounds = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 print("ready", flush=True)

@@ -23,7 +23,7 @@ from udpfl.accounting import PoissonSampled, Repeated, account
 from udpfl.algorithms import BUILT_IN, Algorithm, ServerStep, Terms
 from udpfl.algorithms.fedmed import FedMed
 from udpfl.cli.app import app
-from udpfl.harmonizer.ledger import Ledger
+from udpfl.ledger.ledger import Ledger
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_report")
 RATE = 0.1

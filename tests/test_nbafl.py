@@ -22,6 +22,7 @@ from tables import filled
 import udpfl
 from tests.small import WIDE, Seen, Wide, blobs
 from udpfl.accounting import PoissonSampled, Release, Repeated
+from udpfl.accounting.budget import Budget
 from udpfl.algorithms import ServerStep, Target, Terms
 from udpfl.algorithms.nbafl import NbAFL
 from udpfl.audit import Releases, audit_releases
@@ -31,8 +32,7 @@ from udpfl.federation.folder import RunFolder
 from udpfl.federation.local_training import planned_protection
 from udpfl.federation.own_noise import Downlink
 from udpfl.federation.participants import Participant
-from udpfl.harmonizer import Budget
-from udpfl.harmonizer.ledger import Ledger
+from udpfl.ledger.ledger import Ledger
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -23,6 +23,7 @@ from scipy.special import ndtr
 import udpfl
 from tests.chromium import Chromium, executable
 from udpfl.accounting import PureDP, Repeated, account
+from udpfl.accounting.budget import Budget
 from udpfl.accounting.statement import shown
 from udpfl.cli import main
 from udpfl.cli.run import Live, show
@@ -31,8 +32,7 @@ from udpfl.data.records import Records
 from udpfl.errors import InvalidInput
 from udpfl.federation import simulation
 from udpfl.federation.participants import Participant
-from udpfl.harmonizer import Budget
-from udpfl.harmonizer.ledger import Ledger
+from udpfl.ledger.ledger import Ledger
 from udpfl.report import read_run, run_page, write_report
 from udpfl.report.charts import run_charts
 from udpfl.report.comparison import comparison_charts

@@ -15,7 +15,7 @@ import udpfl
 from tests.small import blobs, linear
 from tests.test_report import browser, visible  # noqa: F401  (browser is a fixture)
 from udpfl.accounting.statement import shown
-from udpfl.harmonizer.ledger import Ledger
+from udpfl.ledger.ledger import Ledger
 from udpfl.report import comparison_page, read_run, run_page, write_report
 from udpfl.report.charts import run_charts
 from udpfl.report.comparison import comparison_charts

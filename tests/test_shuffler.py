@@ -29,6 +29,7 @@ from udpfl.accounting import (
     Shuffled,
 )
 from udpfl.accounting import account as accounted
+from udpfl.accounting.budget import Budget
 from udpfl.accounting.shuffling import exact_randomised_response, nominal, unshuffled
 from udpfl.algorithms import ClientMessage
 from udpfl.algorithms.fedavg import FedAvg
@@ -40,8 +41,7 @@ from udpfl.engine import Keyed
 from udpfl.errors import InvalidInput
 from udpfl.federation.parts import loss_of
 from udpfl.federation.shuffler import Shuffler, by_content
-from udpfl.harmonizer import Budget
-from udpfl.harmonizer.ledger import Ledger
+from udpfl.ledger.ledger import Ledger
 from udpfl.mechanisms import Gaussian
 
 pytestmark = pytest.mark.usefixtures("one_thread")

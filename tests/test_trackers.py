@@ -18,7 +18,7 @@ import udpfl
 from udpfl import Budget, PureDP
 from udpfl.cli import main
 from udpfl.errors import InvalidInput, MissingExtra
-from udpfl.harmonizer.charges import Charge
+from udpfl.ledger.charges import Charge
 from udpfl.trackers import MLflow, TensorBoard, tracker
 from udpfl.trackers.base import figures
 from udpfl.trackers.mlflow import is_local

@@ -16,6 +16,7 @@ from udpfl.accounting import (
     Shuffled,
     account,
 )
+from udpfl.accounting.budget import Budget, rounds_left, would_exceed
 from udpfl.errors import (
     BudgetExceeded,
     Infeasible,
@@ -26,20 +27,17 @@ from udpfl.errors import (
     Unsupported,
 )
 from udpfl.harmonizer import (
-    Budget,
     Calibrated,
     Choice,
     Client,
     ClientPlan,
-    Ledger,
     Setting,
     calibrate,
     choose,
     harmonize,
     match,
-    rounds_left,
-    would_exceed,
 )
+from udpfl.ledger import Ledger
 from udpfl.mechanisms import Gaussian, Laplace, Mechanism, Staircase, Tabulated
 from udpfl.planning import Plan, PlanRow, plan
 

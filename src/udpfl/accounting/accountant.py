@@ -24,7 +24,8 @@ from udpfl.accounting.events import (
     basis,
     leaves,
 )
-from udpfl.accounting.statement import PrivacyStatement
+from udpfl.accounting.filter import Filter
+from udpfl.accounting.statement import Composition, PrivacyStatement
 from udpfl.errors import InvalidInput, Unsupported
 
 Accountant = Literal["rdp", "pld", "best"]
@@ -36,7 +37,7 @@ log = logging.getLogger(__name__)
 def account(
     event: Event,
     delta: float,
-    accountant: Accountant = "best",
+    accountant: Accountant | Filter = "best",
     accounting: Accounting = "vector",
 ) -> PrivacyStatement:
     """The smallest epsilon that can be certified for the whole event at `delta`.
@@ -44,6 +45,9 @@ def account(
     "best" asks every accountant that supports all of the event and keeps the smallest answer; each
     is an upper bound, so the smallest is one too. delta = 0 asks for pure DP. With scalar
     accounting the statement is nominal and carries the vector-accounted epsilon beside it.
+
+    All of this is for releases whose settings were fixed before the first of them. A `Filter` as
+    accountant, and pure DP, hold for settings as well that depend on earlier results.
     """
     check_choices(delta, accountant, accounting)
     unit, neighbours = basis(event)
@@ -59,13 +63,15 @@ def account(
         neighbours=neighbours,
         vector_epsilon=value,
         notes=tuple(_notes(event)),
+        composition=_composition(how),
     )
     if accounting == "vector":
         return statement
     proved, reason = math.inf, ""
-    for how in (accountant, "best"):  # pld may know one coordinate and not the gradient
+    choices: tuple[Accountant | Filter, ...] = (accountant, "best")
+    for choice in choices:  # pld may know one coordinate and not the gradient
         try:
-            proved = _smallest(event, delta, how)[0]
+            proved = _smallest(event, delta, choice)[0]
             break
         except Unsupported as error:
             reason = str(error)
@@ -74,20 +80,26 @@ def account(
     return replace(statement, kind="nominal", vector_epsilon=proved)
 
 
-def check_choices(delta: float, accountant: str, accounting: str) -> None:
+def _composition(how: str) -> Composition:
+    return {"filter": "filter", "pure": "sum"}.get(how, "fixed")  # type: ignore[return-value]
+
+
+def check_choices(delta: float, accountant: str | Filter, accounting: str) -> None:
     """Refuse what no accountant could answer."""
     number = isinstance(delta, (int, float, np.floating)) and not isinstance(delta, bool)
     if not number or not 0 <= delta < 1:
         raise InvalidInput("delta", f"must lie in [0, 1), got {delta!r}")
-    if accountant not in get_args(Accountant):
+    if not isinstance(accountant, Filter) and accountant not in get_args(Accountant):
         raise InvalidInput("accountant", f"must be rdp, pld or best, got {accountant!r}")
     if accounting not in get_args(Accounting):
         raise InvalidInput("accounting", f"must be vector or scalar, got {accounting!r}")
 
 
-def _smallest(event: Event, delta: float, accountant: Accountant) -> tuple[float, str]:
+def _smallest(event: Event, delta: float, accountant: Accountant | Filter) -> tuple[float, str]:
     if delta == 0:
         return pure.epsilon(event), "pure"
+    if isinstance(accountant, Filter):  # never the smaller of this and another at all of delta
+        return accountant.epsilon(event, delta), "filter"
     if accountant == "rdp":
         return rdp.epsilon(event, delta), "rdp"
     if accountant == "pld":

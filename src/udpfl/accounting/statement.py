@@ -12,6 +12,16 @@ from udpfl.accounting.events import Neighbours, Unit
 from udpfl.errors import InvalidInput
 
 Kind = Literal["guarantee", "nominal", "none"]
+Composition = Literal["fixed", "filter", "sum"]
+"""By which theorem releases are put together: with settings that were fixed before the first of
+them; by a filter of Rényi orders, or by a sum of pure epsilons, whatever decided about later ones.
+"""
+COMPOSITIONS: dict[Composition, str] = {
+    "fixed": "for settings that were fixed before the first release",
+    "filter": "whatever later settings depended on (Rényi orders and their shares of δ were fixed "
+    "when the account was opened)",
+    "sum": "whatever later settings depended on (pure epsilons are added up)",
+}
 
 
 def weakest_kind(statements: Iterable[PrivacyStatement]) -> Kind:
@@ -46,6 +56,8 @@ class PrivacyStatement:
     neighbours: Neighbours = "add-remove"
     vector_epsilon: float = math.inf
     notes: tuple[str, ...] = ()
+    composition: Composition = "fixed"
+    """The theorem by which the releases are put together."""
 
     @classmethod
     def none(cls, reason: str) -> PrivacyStatement:
@@ -64,9 +76,10 @@ class PrivacyStatement:
                 f"the guarantee is ε = {shown(self.vector_epsilon)} at δ = {self.delta:g}, "
                 f"one {unit} {relation}{assumed}"
             )
+        how = f", {COMPOSITIONS[self.composition]}" if self.composition == "filter" else ""
         return (
             f"(ε = {shown(self.epsilon)}, δ = {self.delta:g})-DP for one {unit} {relation}, "
-            f"by the {self.accountant} accountant{assumed}"
+            f"by the {self.accountant} accountant{how}{assumed}"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -82,9 +95,16 @@ class PrivacyStatement:
     def from_dict(cls, plain: Mapping[str, Any]) -> PrivacyStatement:
         """The statement that `to_dict` wrote. A missing or unknown field is never guessed."""
         names = {field.name for field in fields(cls)}
+        if isinstance(plain, Mapping) and "composition" not in plain:
+            plain = {**plain, "composition": "fixed"}  # as all were, before there were others
         if not isinstance(plain, Mapping) or plain.keys() ^ names:
             raise InvalidInput("statement", f"must have the fields {sorted(names)}, got {plain!r}")
-        for name, choices in (("kind", Kind), ("unit", Unit), ("neighbours", Neighbours)):
+        for name, choices in (
+            ("kind", Kind),
+            ("unit", Unit),
+            ("neighbours", Neighbours),
+            ("composition", Composition),
+        ):
             if plain[name] not in get_args(choices):
                 raise InvalidInput(
                     f"statement.{name}", f"must be one of {get_args(choices)}, got {plain[name]!r}"

@@ -1,6 +1,6 @@
 """A second, independent look at a budget ledger: every line, every total, every epsilon.
 
-Nothing here trusts `udpfl.harmonizer` or `udpfl.accounting`. The file is read with plain SQL, the
+Nothing here trusts `udpfl.ledger` or `udpfl.accounting`. The file is read with plain SQL, the
 events with a reader of its own, and what releases cost is enclosed from both sides; only then is
 `Ledger` asked, and what it says is compared.
 """
@@ -22,7 +22,7 @@ from udpfl.audit.events import NO_CLAIM, Seen, flattened, read, same_text
 from udpfl.audit.ledger_rows import Rows, rows_of
 from udpfl.cli.ledgers import ledger_at
 from udpfl.errors import InvalidInput, LedgerError, UdpflError
-from udpfl.harmonizer.ledger import Ledger
+from udpfl.ledger.ledger import Ledger
 
 _TRIES = 3
 

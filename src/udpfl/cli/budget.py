@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from udpfl.accounting.accountant import check_choices
+from udpfl.accounting.budget import Budget
 from udpfl.accounting.described import described
 from udpfl.accounting.events import leaves
 from udpfl.accounting.imported import read_events, read_opacus
@@ -28,8 +29,7 @@ from udpfl.cli.ledgers import (
     open_ledger,
 )
 from udpfl.errors import InvalidInput, LedgerError, UdpflError
-from udpfl.harmonizer.budget import Budget
-from udpfl.harmonizer.charges import Entry
+from udpfl.ledger.charges import Entry
 
 budget = typer.Typer(
     name="budget", help="What every client has spent of its privacy budget, and what is left."

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from udpfl.accounting import PrivacyStatement
+from udpfl.accounting.budget import Budget
 from udpfl.errors import InvalidInput, Unsupported
-from udpfl.harmonizer.budget import Budget
-from udpfl.harmonizer.charges import Account
-from udpfl.harmonizer.ledger import Ledger
+from udpfl.ledger.charges import Account
+from udpfl.ledger.ledger import Ledger
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from udpfl.algorithms.message import tensors_from_bytes, tensors_to_bytes
 from udpfl.errors import BudgetExceeded
 from udpfl.federation.local_training import Request, Trainer
 from udpfl.federation.participants import Participant
-from udpfl.harmonizer.charges import Charge
-from udpfl.harmonizer.ledger import Ledger
+from udpfl.ledger.charges import Charge
+from udpfl.ledger.ledger import Ledger
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import nn
 
 from udpfl.accounting import PrivacyStatement
 from udpfl.config import Config
-from udpfl.harmonizer.ledger import Ledger
+from udpfl.ledger.ledger import Ledger
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from udpfl.accounting import (
     Sensitivity,
     Shuffled,
 )
+from udpfl.accounting.budget import Budget
 from udpfl.accounting.events import Event
 from udpfl.accounting.serial import event_from_dict, event_to_dict
 from udpfl.algorithms import Algorithm, OwnNoise
@@ -30,7 +31,7 @@ from udpfl.engine.counting import SENSITIVITY as COUNTED
 from udpfl.errors import InvalidInput, Unsupported
 from udpfl.federation.own_noise import own_noise
 from udpfl.federation.shares import client_names, declared_sizes
-from udpfl.harmonizer import Budget, Choice, Client, Setting, choose, harmonize
+from udpfl.harmonizer import Choice, Client, Setting, choose, harmonize
 from udpfl.harmonizer.pacing import noise_factors
 from udpfl.mechanisms import BUILT_IN, Mechanism
 from udpfl.plugins import resolve

@@ -34,7 +34,7 @@ from udpfl.federation.participants import nothing_claimed
 from udpfl.federation.schedule import learning_rate
 from udpfl.federation.shuffler import Shuffler, by_content
 from udpfl.federation.trusted import TrustedServer
-from udpfl.harmonizer.ledger import Ledger
+from udpfl.ledger.ledger import Ledger
 
 log = logging.getLogger(__name__)
 

@@ -48,8 +48,8 @@ from udpfl.federation.rounds import Federation, listed
 from udpfl.federation.shares import assumptions, divided, fitted, require_public
 from udpfl.federation.shuffler import NOTE, Shuffler, shuffle_notes
 from udpfl.federation.trusted import TrustedServer
-from udpfl.harmonizer.charges import TRUSTED
-from udpfl.harmonizer.ledger import Ledger
+from udpfl.ledger.charges import TRUSTED
+from udpfl.ledger.ledger import Ledger
 from udpfl.plugins import look_here_too
 from udpfl.report import write_report
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 
 from udpfl.accounting import loss_distribution, pure, rdp
+from udpfl.accounting.filter import Filter
 from udpfl.errors import Infeasible, InvalidInput, Unsupported
 from udpfl.harmonizer.setting import Setting
 from udpfl.mechanisms import Gaussian, Laplace, Mechanism, Staircase
@@ -45,7 +46,7 @@ def least_level(family: Family, setting: Setting) -> float:
     """The smallest noise level over the accountants that may answer."""
     if setting.delta == 0:
         return _by_pure(family, setting)
-    if setting.accountant == "rdp":
+    if setting.accountant == "rdp" or isinstance(setting.accountant, Filter):
         return by_rdp(family, setting)
     if setting.accountant == "pld":
         return _by_loss(family, setting)
@@ -64,10 +65,12 @@ def least_level(family: Family, setting: Setting) -> float:
 def by_rdp(
     family: Family, setting: Setting, tolerance: float = _TOLERANCE, guess: float | None = None
 ) -> float:
-    """The smallest level by the Rényi accountant."""
+    """The smallest level by the Rényi accountant, at the orders of a filter where there is one."""
+    chosen = setting.accountant
+    epsilon = chosen.epsilon if isinstance(chosen, Filter) else rdp.epsilon
 
     def excess(level: float) -> float:
-        value = rdp.epsilon(setting.accounted_event(family(level)), setting.delta)
+        value = epsilon(setting.accounted_event(family(level)), setting.delta)
         return _log_ratio(value, setting.epsilon)
 
     if guess is None:  # many releases behave like one Gaussian of this size

@@ -16,6 +16,7 @@ from udpfl.accounting.events import (
     Shuffled,
     Unit,
 )
+from udpfl.accounting.filter import Filter
 from udpfl.accounting.sensitivity import Sensitivity
 from udpfl.errors import InvalidInput
 from udpfl.mechanisms import Gaussian, Mechanism
@@ -32,7 +33,7 @@ class Setting:
     sensitivity: Sensitivity
     rate: float = 1.0
     unit: Unit = "record"
-    accountant: Accountant = "best"
+    accountant: Accountant | Filter = "best"
     accounting: Accounting = "vector"
     factors: tuple[tuple[float, int], ...] = ()
     """Releases with so many times the noise, and how many; empty where all are alike."""

@@ -12,9 +12,9 @@ from typing import Any
 
 from udpfl.accounting.statement import PrivacyStatement, largest
 from udpfl.errors import LedgerError
-from udpfl.harmonizer.charges import Account
-from udpfl.harmonizer.ledger import Ledger
-from udpfl.harmonizer.spending import accounted
+from udpfl.ledger.charges import Account
+from udpfl.ledger.ledger import Ledger
+from udpfl.ledger.spending import accounted
 
 Row = Mapping[str, Any]
 

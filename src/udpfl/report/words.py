@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from udpfl.accounting.events import Neighbours, Unit
 from udpfl.accounting.statement import PrivacyStatement, shown
-from udpfl.harmonizer.charges import TRUST
+from udpfl.ledger.charges import TRUST
 from udpfl.report.read import RunRecord
 
 LABELS = {

@@ -13,12 +13,12 @@ from dataclasses import replace
 from functools import lru_cache
 
 from udpfl.accounting.accountant import account, check_choices
+from udpfl.accounting.budget import Budget
 from udpfl.accounting.events import Composed, Event, Repeated, basis, leaves
 from udpfl.accounting.sensitivity import whole
 from udpfl.accounting.serial import event_from_json, event_to_json
 from udpfl.accounting.statement import PrivacyStatement
 from udpfl.errors import Unsupported
-from udpfl.harmonizer.budget import Budget
 
 NO_CLAIM = "null"
 """The text of an answer that was released without any privacy: it costs more than any budget."""

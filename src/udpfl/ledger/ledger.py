@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any, Self, get_args
 
 from udpfl.accounting.accountant import Accounting
+from udpfl.accounting.budget import Budget
 from udpfl.accounting.events import Event, leaves
 from udpfl.accounting.statement import PrivacyStatement, shown
 from udpfl.errors import BudgetExceeded, InvalidInput, LedgerError
-from udpfl.harmonizer.budget import Budget
-from udpfl.harmonizer.charges import (
+from udpfl.ledger.charges import (
     IMPORTED,
     TRUST,
     TRUSTED,
@@ -35,9 +35,9 @@ from udpfl.harmonizer.charges import (
     chain_problems,
     entries,
 )
-from udpfl.harmonizer.ledger_file import LedgerFile, now
-from udpfl.harmonizer.outbox import Outbox
-from udpfl.harmonizer.spending import (
+from udpfl.ledger.file import LedgerFile, now
+from udpfl.ledger.outbox import Outbox
+from udpfl.ledger.spending import (
     NO_CLAIM,
     Spending,
     accounted,

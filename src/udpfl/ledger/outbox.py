@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from hashlib import sha256
 
 from udpfl.errors import LedgerError
-from udpfl.harmonizer.charges import Charge
-from udpfl.harmonizer.ledger_file import LedgerFile
+from udpfl.ledger.charges import Charge
+from udpfl.ledger.file import LedgerFile
 
 _ANSWER = "run = ? AND account = ? AND round = ?"
 

@@ -14,8 +14,8 @@ from hashlib import sha256
 from udpfl.accounting.events import Event
 from udpfl.accounting.serial import event_from_json
 from udpfl.errors import InvalidInput, UdpflError
-from udpfl.harmonizer.ledger_file import LedgerFile, now
-from udpfl.harmonizer.spending import NO_CLAIM
+from udpfl.ledger.file import LedgerFile, now
+from udpfl.ledger.spending import NO_CLAIM
 
 TRUSTED = "noise by a trusted server"
 """The note beside a charge for what a server adds noise to."""

@@ -1,0 +1,6 @@
+"""Who may spend what, and who has: accounts, charges, the hash chain and stored answers."""
+
+from udpfl.ledger.charges import Account, Charge, Entry
+from udpfl.ledger.ledger import Ledger
+
+__all__ = ["Account", "Charge", "Entry", "Ledger"]
