@@ -26,7 +26,7 @@ from rich.text import Text
 
 from udpfl.accounting.statement import shown
 from udpfl.cli.completion import one_of
-from udpfl.cli.options import DataDir, overrides_of, set_option
+from udpfl.cli.options import DataDir, Trust, overrides_of, set_option, trust_all
 from udpfl.cli.progress import TimeLeft, running
 from udpfl.config import load
 from udpfl.errors import InvalidInput
@@ -52,6 +52,7 @@ def run(
         Path | None,
         typer.Option(help="Continue this run folder after a crash.", show_default=False),
     ] = None,
+    trust: Trust = None,
     track: Annotated[
         list[str] | None,
         typer.Option(
@@ -84,6 +85,7 @@ def run(
         overrides.append(f"out={json.dumps(str(out))}")
     if resume is not None and (config is not None or overrides):
         raise InvalidInput("resume", "continues a run as it was begun: no other settings beside it")
+    trust_all(trust)
     console = Console(stderr=True)
     try:
         with ExitStack() as stack:

@@ -1,8 +1,7 @@
-"""Names that stand for nothing, found before the first run of a comparison is begun.
+"""The names in a configuration: what they stand for, and who has named them.
 
-A run looks its data set, model, method and mechanisms up when it starts, and the runs of a grid
-start one after the other: a slip of the pen in the last value of a key would otherwise come to
-light only after all the others were trained.
+A configuration that a person wrote may name code to import. The one in a run folder is a file: what
+it names has to be built in, installed, or named by a person as well.
 """
 
 from __future__ import annotations
@@ -11,9 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from udpfl import algorithms, data, mechanisms, models
-from udpfl.config import Config, PrivacyConfig
+from udpfl.config import Config, PrivacyConfig, load
+from udpfl.federation.folder import RunFolder
 from udpfl.federation.parts import OWN
-from udpfl.plugins import Kind, resolve
+from udpfl.plugins import Kind, require_trusted, resolve
 
 _BUILT_IN: dict[Kind, Mapping[str, Any]] = {
     "data": data.BUILT_IN,
@@ -24,9 +24,25 @@ _BUILT_IN: dict[Kind, Mapping[str, Any]] = {
 
 
 def refuse_unknown(configs: Iterable[Config]) -> None:
-    """Raise at the first name that nothing resolves; one that is found may still not fit."""
+    """Raise at the first name that nothing resolves; one that is found may still not fit.
+
+    The configurations are a person's own: what they name is imported. The runs of a grid start one
+    after the other, and a slip of the pen in the last value of a key would otherwise come to light
+    only after all the others were trained.
+    """
     for kind, name in dict.fromkeys(name for config in configs for name in _names(config)):
         resolve(kind, name, _BUILT_IN[kind])
+
+
+def settings_of(folder: RunFolder) -> Config:
+    """The configuration of a run folder.
+
+    Guarantee: no name in it leads to an import that no person asked for.
+    """
+    settings = load(folder.config)
+    for kind, name in _names(settings):
+        require_trusted(kind, name)
+    return settings
 
 
 def _names(config: Config) -> Iterator[tuple[Kind, str]]:
