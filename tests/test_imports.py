@@ -6,6 +6,7 @@ import importlib.util
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from udpfl.accounting.serial import (
     event_to_dict,
     event_to_json,
 )
+from udpfl.algorithms import FedAvg
 from udpfl.algorithms.message import tensors_to_bytes
 from udpfl.analysis.between_runs import connect
 from udpfl.audit.run import audit_run
@@ -390,6 +392,25 @@ def test_a_comparison_goes_on_with_what_its_own_configuration_names(stranger, tm
     assert "--trust" in failed
     assert not stranger.was_imported
     assert Job(folder, load(folder / "config.toml")).train(lambda share: None) is None
+
+
+class Interrupted(FedAvg):
+    """Someone presses Ctrl-C in the first round."""
+
+    def aggregate(self, *arguments):
+        signal.raise_signal(signal.SIGINT)
+        return super().aggregate(*arguments)
+
+
+def test_an_interrupted_run_says_what_has_to_be_trusted_to_go_on(tmp_path):
+    (tmp_path / "mine.toml").write_text(
+        f'model.name = "logistic"\ndata.name = "{__name__}:load_blobs"\ndata.clients = 2\n'
+        f'training = {{ algorithm = "{__name__}:Interrupted", rounds = 2 }}\n'
+        'privacy = "none"\n'
+    )
+    stopped = invoke("run", tmp_path / "mine.toml", "--out", tmp_path / "run")
+    again = f"--resume {tmp_path / 'run'} --trust {__name__}:load_blobs --trust {__name__}:Interr"
+    assert again in " ".join(stopped.output.split())
 
 
 # Messages

@@ -78,6 +78,7 @@ def run(
     """
     from udpfl.federation import Interrupted
     from udpfl.federation import run as train
+    from udpfl.federation.names import own_places
     from udpfl.trackers import tracker
 
     overrides = overrides_of(set_, data_dir)
@@ -102,7 +103,10 @@ def run(
                     view.expect(settings.training.rounds)
                 result = train(settings, observers=observers)
     except Interrupted as stopped:
-        typer.echo(f"interrupted; go on with: udpfl run --resume {stopped.folder}", err=True)
+        own = own_places(load(stopped.folder / "config.toml"))
+        trusted = "".join(f" --trust {place}" for place in own)
+        again = f"udpfl run --resume {stopped.folder}{trusted}"
+        typer.echo(f"interrupted; go on with: {again}", err=True)
         raise
     if json_:
         typer.echo(json.dumps(result.to_dict()))

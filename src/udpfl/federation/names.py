@@ -45,6 +45,11 @@ def settings_of(folder: RunFolder) -> Config:
     return settings
 
 
+def own_places(config: Config) -> list[str]:
+    """The places of code of one's own that the configuration names, each once."""
+    return list(dict.fromkeys(name for _, name in _names(config) if ":" in name))
+
+
 def _names(config: Config) -> Iterator[tuple[Kind, str]]:
     # A model or data set that was handed over in Python has no name; its run says so itself.
     if config.data.name != OWN:
