@@ -106,7 +106,7 @@ def mechanism_class(path: str) -> type[Mechanism]:
     """
     found = _loaded(path)
     if found is None:
-        reasons = _load_all("mechanisms")
+        reasons = _load_all("mechanisms", tuple(sys.path))
         found = _loaded(path)
         if found is None:
             raise _refusal(f"mechanism {path!r}", path, *reasons)
@@ -127,8 +127,9 @@ def _loaded(path: str) -> type[Mechanism] | None:
     return found
 
 
-def _load_all(kind: Kind) -> list[str]:
-    """Load every entry point of a group; returns why some of them cannot be loaded."""
+@functools.lru_cache(maxsize=16)  # a ledger may have very many rows of one unknown class
+def _load_all(kind: Kind, path: tuple[str, ...]) -> list[str]:
+    """Load every entry point of a group that this path has; returns why some cannot be loaded."""
     reasons = []
     for name, points in offered(kind).items():
         for point in points:
