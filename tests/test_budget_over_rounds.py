@@ -28,6 +28,7 @@ from udpfl import (
     calibrate,
 )
 from udpfl.accounting.events import leaves
+from udpfl.accounting.serial import event_from_json
 from udpfl.audit.bounds import gaussian_epsilon
 from udpfl.engine import Keyed, LaneModel, Lanes, Limits, MechanismNoiser, NormClipper
 from udpfl.engine.counting import counted_within
@@ -104,7 +105,7 @@ def test_rounds_carry_the_noise_they_are_charged_for(federate, pace, mechanism):
             size = scale if mechanism == "gaussian" else scale / math.sqrt(2)
             assert stats.kstest(noise, known(0, size).cdf).pvalue > 1e-6
             assert stats.kstest(noise, known(0, 2 * size).cdf).pvalue < 1e-9
-            (leaf,) = leaves(message.events[0])
+            (leaf,) = leaves(event_from_json(message.events[0]))
             assert leaf.event.mechanism.noise_std == pytest.approx(scale)
     assert all(statement.epsilon <= 4.0 for statement in result.clients.values())
     assert result.privacy.epsilon == pytest.approx(4.0, rel=1e-2)

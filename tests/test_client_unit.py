@@ -17,6 +17,7 @@ from torch import nn
 import udpfl
 from tests.small import WIDE, Seen, Wide, blobs, linear
 from udpfl.accounting import PoissonSampled, Release, Repeated, Sensitivity
+from udpfl.accounting.serial import event_to_json
 from udpfl.algorithms import ClientMessage, ServerStep
 from udpfl.algorithms.base import local_update
 from udpfl.algorithms.fedavg import FedAvg
@@ -89,7 +90,7 @@ def test_updates_carry_the_noise_that_was_planned_and_charged(federate):
         assert stats.kstest(noise, stats.norm(0, std).cdf).pvalue > 1e-6
         for wrong in (2 / 3, 3 / 2):
             assert stats.kstest(noise, stats.norm(0, wrong * std).cdf).pvalue < 1e-12
-        assert message.events == (Repeated(PoissonSampled(1.0, person.release), 1),)
+        assert message.events == (event_to_json(Repeated(PoissonSampled(1.0, person.release), 1)),)
     first, second = seen.messages[0].tensors["update"], seen.messages[1].tensors["update"]
     assert abs(np.corrcoef(first, second)[0, 1]) < 6 / np.sqrt(WIDE)
 

@@ -53,6 +53,7 @@ delta = {DELTA}
 rounds = {ROUNDS}
 local_steps = {STEPS}
 """
+RESUME = ("--resume", "run", "--trust", "tests.test_crash:records")  # a folder imports no code
 PATIENCE = 60.0  # seconds until a process that should have ended is given up
 NOBODY = 65534
 
@@ -218,7 +219,7 @@ class Place:
         return self.start(arguments, traps)
 
     def resume(self, traps=()):
-        return self.start(("--json", "--resume", "run"), traps)
+        return self.start(("--json", *RESUME), traps)
 
     def reached(self):
         return (self.here / "reached").exists()
@@ -690,7 +691,7 @@ def test_killed_as_a_command_of_its_own(place):
     assert process.wait() == -signal.SIGKILL
     place.check()
     before = sum(place.charged.values())
-    process = subprocess.Popen([*command, "--resume", "run"], stderr=subprocess.PIPE, **options)
+    process = subprocess.Popen([*command, *RESUME], stderr=subprocess.PIPE, **options)
     done = place.saved()
     while place.saved() < done + 3:
         assert time.monotonic() < give_up

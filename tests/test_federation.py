@@ -38,7 +38,7 @@ from udpfl import (
     account,
     calibrate,
 )
-from udpfl.accounting.serial import event_from_dict
+from udpfl.accounting.serial import event_from_dict, event_to_json
 from udpfl.algorithms import Algorithm, ClientMessage, FedAvg, weighted_mean
 from udpfl.data import as_dataset
 from udpfl.engine import Keyed, LaneModel, Limits, Noiseless, NormClipper, train_round
@@ -638,7 +638,7 @@ def test_recorded_updates_are_the_released_messages(federate):
         seen = sent[kept.round, kept.client]
         assert kept.tensors.keys() == seen.tensors.keys() == {"update"}
         assert torch.equal(kept.tensors["update"], seen.tensors["update"])
-        assert kept.events == seen.events == (people[kept.client].round_event,)
+        assert kept.events == seen.events == (event_to_json(people[kept.client].round_event),)
         # 24 records are held and 17 declared: only what is declared may be known.
         assert kept.metadata == {"declared_size": 17}
         header = path.read_bytes()[8 : 8 + int.from_bytes(path.read_bytes()[:8], "little")]
@@ -736,7 +736,8 @@ def test_two_lanes_at_once_are_two_clients_one_by_one(tmp_path):
     assert [message.client for message in together.messages] == ["site-1", "site-0"]
     alone = [answers_alone(tmp_path / f"{i}.sqlite", 1, [i])[0].messages[0] for i in (1, 0)]
     for ours, theirs in zip(together.messages, alone, strict=True):
-        assert ours.events == theirs.events == (Repeated(PoissonSampled(0.5, NOISE), 2),)
+        cost = event_to_json(Repeated(PoissonSampled(0.5, NOISE), 2))
+        assert ours.events == theirs.events == (cost,)
         gap = (ours.tensors["update"] - theirs.tensors["update"]).abs().max()
         assert gap <= 1e-5
     first, second = (message.tensors["update"] for message in together.messages)

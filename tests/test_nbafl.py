@@ -23,6 +23,7 @@ import udpfl
 from tests.small import WIDE, Seen, Wide, blobs
 from udpfl.accounting import PoissonSampled, Release, Repeated
 from udpfl.accounting.budget import Budget
+from udpfl.accounting.serial import event_to_json
 from udpfl.algorithms import ServerStep, Target, Terms
 from udpfl.algorithms.nbafl import NbAFL
 from udpfl.audit import Releases, audit_releases
@@ -117,7 +118,8 @@ def test_messages_carry_that_noise(federate):
         assert stats.kstest(noise, stats.norm(0, std).cdf).pvalue > 1e-6
         for wrong in (2 / 3, 3 / 2):
             assert stats.kstest(noise, stats.norm(0, wrong * std).cdf).pvalue < 1e-12
-        assert message.events == (Repeated(PoissonSampled(1.0, people_of(result)[0].release), 1),)
+        cost = Repeated(PoissonSampled(1.0, people_of(result)[0].release), 1)
+        assert message.events == (event_to_json(cost),)
     first, second = (m.tensors["parameters"] for m in seen.messages[:2])
     assert abs(np.corrcoef(first, second)[0, 1]) < 6 / np.sqrt(WIDE)
 

@@ -15,15 +15,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from scipy import stats
 from torch import nn
 from typer.testing import CliRunner
 
 import udpfl
-from udpfl.accounting.serial import event_from_dict
+from udpfl.accounting.serial import event_from_json, event_to_json
 from udpfl.cli.app import app
 from udpfl.config import load
+from udpfl.plugins import resolve
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 PLUGIN = EXAMPLES / "plugin"
@@ -35,6 +35,7 @@ PLACES = {
     "power": "udpfl_example.noise:POWER",
 }
 BLOBS = {"records": 60, "features": 5, "classes": 3}
+TRUST = "if this code is one you trust, allow it with --trust %s,"
 QUICK = {"rounds": 2, "local_steps": 1, "learning_rate": 0.5, "evaluate_every": 2}
 
 
@@ -70,10 +71,11 @@ def installed(tmp_path_factory, monkeypatch) -> list[str]:
 
 
 def command(path: list[str], *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """The installed command in a process of its own."""
+    """The installed command in a process of its own, with the code that is tested here."""
+    places = [str(Path(udpfl.__file__).parents[1]), *path]
     return subprocess.run(
         [Path(sys.executable).with_name("udpfl"), *arguments],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path), "COLUMNS": "200"},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(places), "COLUMNS": "200"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
 
@@ -173,7 +175,7 @@ def test_the_noise_in_a_message_is_the_noise_that_is_charged(tmp_path):
         def on_message(self, message: udpfl.ClientMessage) -> None:
             updates.append(message.tensors["update"].double().numpy())
             (event,) = message.events
-            scales.append(event.event.event.mechanism.scale)
+            scales.append(event_from_json(event).event.event.mechanism.scale)
 
     features, sampled, rate = 4000, 0.5, 0.25
     result = udpfl.run(
@@ -318,8 +320,8 @@ def private(folder: Path) -> dict:
     }
 
 
-def balances(path: list[str], folder: Path) -> list[dict]:
-    shown = command(path, "budget", "show", folder, "--json")
+def balances(path: list[str], folder: Path, *options: str) -> list[dict]:
+    shown = command(path, "budget", "show", folder, "--json", *options)
     assert shown.returncode == 0, shown.stderr
     return json.loads(shown.stdout)
 
@@ -344,17 +346,20 @@ def test_a_run_with_such_noise_is_resumed_and_its_budget_shown(installed, tmp_pa
         assert 0 <= row["left"] < 0.03
 
 
-@pytest.mark.parametrize("theirs", ["nothing", "another density"])
+@pytest.mark.parametrize("theirs", ["nothing", "not installed", "another density"])
 def test_nobody_is_told_a_number_without_the_very_class(tmp_path, theirs):
-    folder, path = tmp_path / "run", []
+    folder, path, options = tmp_path / "run", [], []
     udpfl.run({**private(folder), "training": QUICK})
-    reason = "No module named 'udpfl_example'"
+    reason = f"no file can have code imported: {TRUST % PLACES['logistic']}"
+    if theirs == "not installed":  # it could be imported, and no package offers it
+        path = [str(PLUGIN)]
     if theirs == "another density":
         path, reason = [str(tmp_path)], "has another density than when it was stored"
+        options = ["--trust", PLACES["logistic"]]
         shutil.copytree(PLUGIN / "udpfl_example", tmp_path / "udpfl_example")
         module = tmp_path / "udpfl_example" / "noise.py"
         module.write_text(module.read_text().replace("- 2 * np.log1p", "- 1 * np.log1p"))
-    for row in balances(path, folder):
+    for row in balances(path, folder, *options):
         assert row["releases"] == QUICK["rounds"]
         assert row["statement"]["kind"] == "none"
         assert reason in row["statement"]["notes"][0]
@@ -396,27 +401,49 @@ def test_the_readme_of_the_package_says_where_everything_is():
     assert load(tomllib.loads(block)).training.algorithm == "fedcm"
 
 
-def test_a_mechanism_beside_the_configuration_is_found_again_on_resume(tmp_path, monkeypatch):
-    """The installed command does not look where one is, `udpfl.run` does both times."""
+def entries(folder: Path, points: str) -> list[str]:
+    """Where a package lies that offers exactly these mechanisms of the example."""
+    info = folder / "one-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: one\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[udpfl.mechanisms]\n{points}\n")
+    return [str(PLUGIN), str(folder)]
+
+
+@pytest.mark.parametrize(
+    ("points", "known"),
+    [
+        ("power = udpfl_example.noise:POWER", True),  # an instance of the class
+        ("power = udpfl_example.noise:Power", True),
+        ("gone = udpfl_example.gone:Gone\npower = udpfl_example.noise:POWER", True),
+        ("gone = udpfl_example.gone:Gone", False),
+    ],
+)
+def test_an_installed_package_offers_the_classes_of_its_entry_points(tmp_path, points, known):
+    from udpfl_example.noise import POWER
+
+    text = event_to_json(udpfl.Release(POWER, udpfl.Sensitivity(1.0, dimension=2)))
+    code = "import sys; from udpfl.accounting.serial import *; event_from_json(sys.argv[1])"
+    places = [str(Path(udpfl.__file__).parents[1]), *entries(tmp_path, points)]
+    done = subprocess.run(
+        [sys.executable, "-c", code, text],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(places)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode == 0) == known, done.stderr
+    if not known:
+        assert TRUST % "udpfl_example.noise:Power" in done.stderr
+        assert "cannot import 'gone' (udpfl_example.gone:Gone)" in done.stderr
+
+
+def test_what_a_package_offers_is_not_looked_for_in_the_current_folder(tmp_path, monkeypatch):
+    """A stranger's folder of the same name is not imported in the place of what is installed."""
+    (tmp_path / "udpfl_example").mkdir()
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "noise_nearby.py").write_text((PLUGIN / "udpfl_example/noise.py").read_text())
-    path = [entry for entry in sys.path if entry not in ("", str(tmp_path))]
-    monkeypatch.setattr(sys, "path", path.copy())
-    given = {"model": nn.Linear(1, 3), "data": arrays(features=1)}
-    first = udpfl.run(
-        {"data": {"clients": 2}},
-        **given,
-        privacy={"mechanism": "noise_nearby:Logistic", "accountant": "rdp"},
-        training=QUICK,
-        out="run",
-    )
-    del sys.modules["noise_nearby"]
-    monkeypatch.setattr(sys, "path", path.copy())
-    with pytest.raises(udpfl.Unsupported, match="noise_nearby"):
-        event_from_dict(participants(first)[0]["release"])
-    again = udpfl.run(resume="run", **given)
-    assert again.privacy == first.privacy
-    assert torch.equal(again.model.weight, first.model.weight)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place != ""])
+    wide = resolve("models", PLACES["wide"], {})
+    assert wide is resolve("models", "wide", {})
+    assert str(tmp_path) not in sys.path
 
 
 # What is refused

@@ -6,6 +6,10 @@ entry point that an installed package declares in the group `udpfl.models`, `udp
 
     [project.entry-points."udpfl.models"]
     resnet = "my_package.networks:resnet"
+
+A place is imported because a person says so: in a configuration of their own, or with `trust`. A
+file that came from elsewhere (a run folder, a ledger, events) may name what is built in, installed
+or imported already, and nothing else.
 """
 
 from __future__ import annotations
@@ -15,11 +19,13 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable, Mapping
+from importlib.machinery import PathFinder
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Literal
 
-from udpfl.errors import InvalidInput, UdpflError
+from udpfl.errors import InvalidInput, UdpflError, Unsupported
+from udpfl.mechanisms import Mechanism
 
 Kind = Literal["models", "data", "algorithms", "mechanisms"]
 
@@ -29,16 +35,33 @@ _CONFIG_KEYS: dict[Kind, str] = {
     "algorithms": "training.algorithm",
     "mechanisms": "privacy.mechanism",
 }
+_named: set[str] = set()
+"""Places that this process imported from because a person named them."""
+
+
+def trust(place: str) -> Any:
+    """Import "package.module:attribute", and let files name it from now on, in this process.
+
+    Importing runs the code of that module. Call it for a run folder, a ledger or events that name
+    code of one's own; the commands have `--trust` for it.
+    """
+    return _imported("trust", place)
 
 
 def resolve(kind: Kind, name: str, built_in: Mapping[str, Any]) -> Any:
-    """What the name stands for. Importing runs the code of the module it names."""
+    """What a name in a person's own configuration stands for.
+
+    Importing runs the code of the module it names: names that a file brought along have to pass
+    `require_trusted` first.
+    """
     key = _CONFIG_KEYS[kind]
     if name in built_in:
         return built_in[name]
-    if ":" in name:
-        return _imported(key, name)
     offers = offered(kind)
+    if ":" in name:
+        if point := _at(name, offers):
+            return _attempt(key, point.load, repr(name))
+        return _imported(key, name)
     if name in offers:
         return _from_package(key, name, offers[name])
     known = sorted({*built_in, *offers})
@@ -61,6 +84,84 @@ def offered(kind: Kind) -> dict[str, list[EntryPoint]]:
     return {name: list(points.values()) for name, points in found.items()}
 
 
+def require_trusted(kind: Kind, name: str) -> None:
+    """Refuse a name in a stored configuration that would import what no person has named.
+
+    Guarantee: nothing is imported, and a name that passes leads to a module that was named by a
+    person in this process, that an installed package offers, or that is imported already.
+    """
+    if ":" not in name or name in _named or _at(name, offered(kind)):
+        return
+    if kind == "mechanisms" and name.partition(":")[0] in sys.modules and _loaded(name):
+        return
+    raise _refusal(f"{_CONFIG_KEYS[kind]} = {name!r}", name)
+
+
+def mechanism_class(path: str) -> type[Mechanism]:
+    """The class of a mechanism that a file names as "package.module:Class".
+
+    Guarantee: no module is imported because of the path, and no code runs to look it up. The class
+    is one that this process has already, or one in a package that is installed: where the class is
+    not there yet, every entry point for mechanisms is loaded, whichever class is looked for.
+    """
+    found = _loaded(path)
+    if found is None:
+        reasons = _load_all("mechanisms", tuple(sys.path))
+        found = _loaded(path)
+        if found is None:
+            raise _refusal(f"mechanism {path!r}", path, *reasons)
+    return found
+
+
+def _loaded(path: str) -> type[Mechanism] | None:
+    """A class among those that exist; of several with one name, the last that was defined."""
+    # Attributes of modules are not looked up: a module may compute them (`__getattr__`), or be one
+    # that is loaded when it is first touched.
+    found = None
+    waiting: list[Any] = [Mechanism]
+    while waiting:
+        kind = waiting.pop(0)
+        if f"{kind.__module__}:{kind.__qualname__}" == path:
+            found = kind
+        waiting += kind.__subclasses__()
+    return found
+
+
+@functools.lru_cache(maxsize=16)  # a ledger may have very many rows of one unknown class
+def _load_all(kind: Kind, path: tuple[str, ...]) -> list[str]:
+    """Load every entry point of a group that this path has; returns why some cannot be loaded."""
+    reasons = []
+    for name, points in offered(kind).items():
+        for point in points:
+            try:
+                _attempt(_CONFIG_KEYS[kind], point.load, f"{name!r} ({point.value})")
+            except UdpflError as error:  # one broken package must not hide the others
+                reasons.append(str(error))
+    return reasons
+
+
+def _refusal(what: str, place: str, *reasons: str) -> Unsupported:
+    """What is named by a file alone, and how a person allows it."""
+    if not _is_place(place):  # whoever is told to copy a text should know that it is a name
+        return Unsupported(f"{what} does not look like package.module:attribute")
+    return Unsupported(
+        f"{what} is named by a file, and no file can have code imported: if this code is one you "
+        f"trust, allow it with --trust {place}, in Python with udpfl.plugins.trust({place!r}), or "
+        "install the package that offers it" + "".join(f"; {reason}" for reason in reasons)
+    )
+
+
+def _at(place: str, offers: Mapping[str, list[EntryPoint]]) -> EntryPoint | None:
+    """The entry point of exactly this place."""
+    points = (point for own in offers.values() for point in own)
+    return next((point for point in points if point.value == place), None)
+
+
+def _is_place(text: str) -> bool:
+    module, _, attribute = text.partition(":")
+    return all(part.isidentifier() for part in f"{module}.{attribute}".split("."))
+
+
 def _from_package(key: str, name: str, points: list[EntryPoint]) -> Any:
     if len(points) > 1:
         places = " and ".join(point.value for point in points)
@@ -71,25 +172,29 @@ def _from_package(key: str, name: str, points: list[EntryPoint]) -> Any:
 
 def _imported(key: str, name: str) -> Any:
     module_name, _, attribute = name.partition(":")
-    if not all(part.isidentifier() for part in f"{module_name}.{attribute}".split(".")):
+    if not _is_place(name):
         raise InvalidInput(key, f"must look like package.module:attribute, got {name!r}")
-    look_here_too()
     importlib.invalidate_caches()  # the module may be younger than the running interpreter
+    _look_here_for(module_name)
     module = _attempt(key, lambda: importlib.import_module(module_name), repr(module_name))
     try:
-        return functools.reduce(getattr, attribute.split("."), module)
+        found = functools.reduce(getattr, attribute.split("."), module)
     except AttributeError as error:
         near = difflib.get_close_matches(attribute, [n for n in vars(module) if n[0] != "_"], n=1)
         hint = f"; did you mean {module_name}:{near[0]}?" if near else ""
         raise InvalidInput(key, f"cannot import {name!r}: {error}{hint}") from error
+    _named.add(name)
+    return found
 
 
-def look_here_too() -> None:
-    """Let modules in the current folder be imported."""
+def _look_here_for(module_name: str) -> None:
+    """Let modules in the current folder be imported, where the one that is named lies there."""
     # An installed command has its own folder first on the path where `python -m` has the current
     # one; a module that lies next to the configuration should be found either way.
     here = str(Path.cwd())
-    if "" not in sys.path and here not in sys.path:
+    if "" in sys.path or here in sys.path:
+        return
+    if PathFinder.find_spec(module_name.partition(".")[0], [here]) is not None:
         sys.path.insert(0, here)
 
 

@@ -3,13 +3,15 @@
 The round trip is exact. Every field is checked in both directions, so nothing is ever written that
 could not be read. A built-in mechanism is stored by name; any other by the class that defines it
 and a digest of its density, because a class may change while the file that names it does not.
+Reading imports nothing that the data names: `udpfl.plugins.mechanism_class` says which classes are
+known.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from functools import lru_cache
@@ -34,6 +36,7 @@ from udpfl.accounting.events import (
 from udpfl.accounting.sensitivity import Norm, Sensitivity, whole
 from udpfl.errors import InvalidInput, Unsupported
 from udpfl.mechanisms import BUILT_IN, Mechanism
+from udpfl.plugins import mechanism_class
 
 _TYPES: dict[str, type] = {
     kind.__name__: kind
@@ -141,7 +144,7 @@ def _plain_mechanism(_: str, mechanism: Mechanism) -> dict[str, Any]:
     if BUILT_IN.get(mechanism.name) is kind:  # a subclass may behave differently
         return {"name": mechanism.name, "parameters": parameters}
     path = f"{kind.__module__}:{kind.__qualname__}"
-    if kind.__module__ == "__main__" or "<locals>" in path:
+    if kind.__module__ == "__main__" or not _is_importable(kind):
         raise Unsupported(
             f"mechanism {path} cannot be stored, because nobody else could load it: "
             "define its class at the top level of a module that can be imported"
@@ -150,6 +153,14 @@ def _plain_mechanism(_: str, mechanism: Mechanism) -> dict[str, Any]:
     if _read_mechanism("mechanism", plain) != mechanism:
         raise Unsupported(f"mechanism {path} is not the same when built from its parameters")
     return plain
+
+
+def _is_importable(kind: type) -> bool:
+    """Whether the class lies in its module under its own name."""
+    found: Any = sys.modules.get(kind.__module__)
+    for name in kind.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is kind
 
 
 def _read_mechanism(name: str, value: Any) -> Mechanism:
@@ -162,8 +173,10 @@ def _read_mechanism(name: str, value: Any) -> Mechanism:
             raise InvalidInput("event.mechanism", f"must be {known}, got {data['name']!r}")
         return _built(kind, data["name"], data["parameters"])
     _exactly("a mechanism", data, ("class", "parameters", "digest"))
-    path = str(data["class"])
-    mechanism = _built(_imported(path), path, data["parameters"])
+    path = data["class"]
+    if not isinstance(path, str):
+        raise InvalidInput("event.class", f"must be package.module:Class, got {path!r}")
+    mechanism = _built(mechanism_class(path), path, data["parameters"])
     if behaviour(mechanism) != data["digest"]:
         raise Unsupported(
             f"mechanism {path} has another density than when it was stored: "
@@ -181,19 +194,6 @@ def _built(kind: type[Mechanism], path: str, parameters: Any) -> Mechanism:
         raise Unsupported(
             f"mechanism {path} cannot be built from its parameters: {error}"
         ) from None
-
-
-def _imported(path: str) -> type[Mechanism]:
-    module, _, names = path.partition(":")
-    try:
-        found: Any = importlib.import_module(module)
-        for name in names.split("."):
-            found = getattr(found, name)
-    except Exception as error:  # whatever that module raises, its mechanism is not available
-        raise Unsupported(f"mechanism {path} cannot be loaded: {error}") from None
-    if not (isinstance(found, type) and issubclass(found, Mechanism)):
-        raise Unsupported(f"mechanism {path} is not a mechanism")
-    return found
 
 
 def _scalar(name: str, value: Any) -> float | int | str | bool | None:

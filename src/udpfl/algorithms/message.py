@@ -9,8 +9,6 @@ from typing import Any
 
 from torch import Tensor
 
-from udpfl.accounting.events import Event
-from udpfl.accounting.serial import event_from_dict, event_to_dict
 from udpfl.errors import InvalidInput, MissingExtra
 
 try:
@@ -28,8 +26,9 @@ class ClientMessage:
     client: str
     round: int
     tensors: Tensors
-    events: tuple[Event, ...] = ()
-    """What releasing the tensors cost; empty where no privacy is claimed."""
+    events: tuple[str, ...] = ()
+    """What releasing the tensors cost, as `event_to_json` writes it; empty where no privacy is
+    claimed. Only text: whoever receives a message builds nothing from what it names."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Public facts only, such as the declared size: never anything computed from records."""
 
@@ -48,16 +47,16 @@ class ClientMessage:
         header = {
             "client": self.client,
             "round": self.round,
-            "events": [event_to_dict(event) for event in self.events],
+            "events": [json.loads(event) for event in self.events],
             "metadata": dict(self.metadata),
         }
         return tensors_to_bytes(self.tensors, header)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> ClientMessage:
-        """The inverse of `to_bytes`."""
+        """The inverse of `to_bytes`. Events stay text, whatever they name."""
         tensors, header = tensors_from_bytes(data)
-        events = tuple(event_from_dict(event) for event in header["events"])
+        events = tuple(json.dumps(event, sort_keys=True) for event in header["events"])
         return cls(header["client"], header["round"], tensors, events, header["metadata"])
 
 

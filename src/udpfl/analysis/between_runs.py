@@ -26,9 +26,9 @@ from udpfl.engine import LaneModel
 from udpfl.errors import InvalidInput
 from udpfl.federation.evaluation import Evaluation, evaluate
 from udpfl.federation.folder import RunFolder
+from udpfl.federation.names import settings_of
 from udpfl.federation.parts import dataset_of, device_of, loss_of, network_of, prepared
 from udpfl.federation.shares import divided
-from udpfl.plugins import look_here_too
 
 _FEWEST = 20
 """Records on either side, below which nothing can be said."""
@@ -59,8 +59,7 @@ class Trained:
             raise InvalidInput("run", error.message) from None
         if not folder.model.is_file():
             raise InvalidInput("run", f"{str(path)!r} has no model: the run is not finished")
-        look_here_too()
-        settings = load(folder.config)
+        settings = settings_of(folder)
         data = dataset_of(settings, None, None)
         if data.owners is not None and len(data.owners) != settings.data.clients:
             settings = load(settings, {"data": {"clients": len(data.owners)}})

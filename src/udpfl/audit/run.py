@@ -39,6 +39,7 @@ from udpfl.engine import Entropy, LaneModel, Loss
 from udpfl.errors import InvalidInput, Unsupported
 from udpfl.federation.folder import RunFolder
 from udpfl.federation.local_training import planned_protection
+from udpfl.federation.names import settings_of
 from udpfl.federation.participants import Participant, planned, selection
 from udpfl.federation.parts import (
     algorithm_of,
@@ -49,7 +50,6 @@ from udpfl.federation.parts import (
     prepared,
 )
 from udpfl.federation.shares import divided, fitted
-from udpfl.plugins import look_here_too
 
 log = logging.getLogger(__name__)
 
@@ -88,8 +88,7 @@ class Target:
         folder = None
         if not isinstance(where, Config) and Path(where).is_dir():
             folder = RunFolder.open(Path(where), "config")
-            look_here_too()
-        settings = load(folder.config if folder else where)
+        settings = settings_of(folder) if folder else load(where)
         privacy = settings.privacy
         if not isinstance(privacy, PrivacyConfig):
             raise Unsupported(
@@ -198,7 +197,8 @@ def audit_run(
 
     Guarantee: claims that are all true are refuted, any of them, with probability `error` at most.
     `canaries` are 200, or half of a smaller client's records; 0 leaves the training out. What was
-    handed to `udpfl.run` in Python, `data`, `model` or `loss`, is handed over here as well.
+    handed to `udpfl.run` in Python, `data`, `model` or `loss`, is handed over here as well. Code
+    that only a folder names is refused until `udpfl.plugins.trust` allows it.
     """
     check_error(error)
     check_trials(trials)

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from udpfl.accounting import Accounting
 from udpfl.cli import analyze_tables as tables
+from udpfl.cli.options import Trust, trust_all
 from udpfl.cli.plan import check_plot
 from udpfl.errors import InvalidInput
 from udpfl.planning import plan
@@ -53,6 +54,7 @@ def curve(
         typer.Option(help="Safetensors file for the model at --at.", show_default=False),
     ] = None,
     seed: Seed = 0,
+    trust: Trust = None,
     json_: Json = False,
     plot: Plot = None,
 ) -> None:
@@ -78,6 +80,7 @@ def curve(
         raise InvalidInput("at", f"must lie between 0 and 1, got {at}")
     if plot is not None:
         check_plot(plot)
+    trust_all(trust)
     search = Search(steps, learning_rate, batch)
     with Console(stderr=True).status("training the curve"):
         found = connect(run_a, run_b, curve, search=search, points=points, seed=seed)

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from udpfl.accounting import Accountant, Accounting, Norm, Sensitivity
-from udpfl.cli.options import set_option
+from udpfl.cli.options import Trust, set_option, trust_all
 from udpfl.cli.plan import check_plot
 from udpfl.config import load
 from udpfl.errors import InvalidInput
@@ -150,6 +150,7 @@ def run(
         ),
     ] = None,
     error: ErrorRate = 0.05,
+    trust: Trust = None,
     json_: Json = False,
     plot: Plot = None,
 ) -> None:
@@ -172,6 +173,7 @@ def run(
         check_plot(plot)
     if set_ and where is not None and where.is_dir():
         raise InvalidInput("set", "a run is audited as it was: no settings beside its folder")
+    trust_all(trust)
     target = load(where, overrides=set_ or ()) if set_ or where is None else where
     with Console(stderr=True).status("replaying steps, then training once"):
         verdicts = audit_run(target, trials=trials, canaries=canaries, error=error)

@@ -28,6 +28,7 @@ from udpfl.cli.ledgers import (
     only_account,
     open_ledger,
 )
+from udpfl.cli.options import Trust, trust_all
 from udpfl.errors import InvalidInput, LedgerError, UdpflError
 from udpfl.ledger.charges import Entry
 
@@ -57,6 +58,7 @@ def show(
     delta: Annotated[
         float, typer.Option(help="Delta for clients that have no budget of their own.")
     ] = 1e-5,
+    trust: Trust = None,
     json_: Json = False,
 ) -> None:
     """What every client has spent, over all runs, and what is left of its budget.
@@ -66,6 +68,7 @@ def show(
     udpfl budget show runs/first --client alice
     """
     check_choices(delta, "best", "vector")
+    trust_all(trust)
     with open_ledger(ledger) as opened:
         balances = [balance_of(opened, account, delta) for account in accounts_of(opened, client)]
     if json_:
@@ -113,6 +116,7 @@ def set_(
         str,
         typer.Option(help="The data it is for, where the client has several: its first letters."),
     ] = "",
+    trust: Trust = None,
 ) -> None:
     """Set a client's budget, which every later run has to keep. Earlier ones stay on record.
 
@@ -121,6 +125,7 @@ def set_(
     udpfl budget set site.sqlite alice --epsilon 3 --delta 1e-5
     """
     wanted = Budget(epsilon, delta)
+    trust_all(trust)
     with open_ledger(ledger, read_only=False) as opened:
         if client == "all" and not opened.find("all"):
             everyone = opened.accounts()
@@ -154,6 +159,7 @@ def import_(
             "where the ledger does not know it yet."
         ),
     ] = "",
+    trust: Trust = None,
 ) -> None:
     """Charge a client for releases that were made outside of this package.
 
@@ -166,6 +172,7 @@ def import_(
     """
     if (opacus is None) == (events is None):
         raise InvalidInput("opacus", "exactly one of --opacus and --events is needed")
+    trust_all(trust)
     with open_ledger(ledger, read_only=False) as opened:
         if problems := opened.verify():
             raise LedgerError(f"the ledger is not sound, nothing is charged to it: {problems[0]}")
@@ -191,6 +198,7 @@ def history(
     every: Annotated[
         bool, typer.Option("--all", help="A line for every charge instead of one for all alike.")
     ] = False,
+    trust: Trust = None,
     json_: Json = False,
 ) -> None:
     """What was charged, in the order it was made: one line for all rounds of a run that are alike.
@@ -199,6 +207,7 @@ def history(
 
     udpfl budget history runs/first --client alice
     """
+    trust_all(trust)
     with open_ledger(ledger) as opened:
         accounts = accounts_of(opened, client)
         entries = [entry for account in accounts for entry in opened.history(account.id)]
@@ -280,13 +289,14 @@ def export(
 
 
 @budget.command()
-def verify(ledger: LedgerPath) -> None:
+def verify(ledger: LedgerPath, trust: Trust = None) -> None:
     """Check that no charge is missing, edited or unreadable. Exit code 1 if one is.
 
     Example:
 
     udpfl budget verify site.sqlite
     """
+    trust_all(trust)
     try:
         with open_ledger(ledger) as opened:
             problems = opened.verify()

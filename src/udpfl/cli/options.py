@@ -1,4 +1,4 @@
-"""Options that several verbs have: keys of the configuration, and where the data lies.
+"""Options that several verbs have: keys of the configuration, where the data lies, what is trusted.
 
 Keys have no options of their own, and whoever tries one is told how the key is set.
 """
@@ -17,11 +17,28 @@ import typer
 from udpfl.cli.completion import assignments
 from udpfl.config.documents import known_keys
 from udpfl.config.explaining import SYNONYMS, nearest
+from udpfl.plugins import trust as trust_place
 
 DataDir = Annotated[
     Path | None,
     typer.Option(help="Folder with data files; UDPFL_DATA_DIR does the same.", show_default=False),
 ]
+
+Trust = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="MODULE:NAME",
+        help="Import this code of one's own, which a run folder, a ledger or a file with events "
+        "may then name. May be repeated.",
+        show_default=False,
+    ),
+]
+
+
+def trust_all(places: Sequence[str] | None) -> None:
+    """Import what `--trust` names: nothing else lets a file name code."""
+    for place in places or ():
+        trust_place(place)
 
 
 def set_option(help: str) -> Any:

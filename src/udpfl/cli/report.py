@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from udpfl.cli.options import Trust, trust_all
 from udpfl.errors import InvalidInput
 
 
@@ -29,6 +30,7 @@ def report(
     format_: Annotated[
         Literal["png", "svg"], typer.Option("--format", help="Format of these files.")
     ] = "png",
+    trust: Trust = None,
 ) -> None:
     """Write the report of a run as one HTML file that works offline, or compare several runs.
 
@@ -47,6 +49,7 @@ def report(
     target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("comparison.html"))
     if target.suffix.lower() not in (".html", ".htm"):
         raise InvalidInput("out", f"the file must end in .html, got {target.name!r}")
+    trust_all(trust)
     write_report(runs, target)
     typer.echo(str(target))
     if figures is not None:

@@ -26,7 +26,7 @@ from rich.text import Text
 
 from udpfl.accounting.statement import shown
 from udpfl.cli.completion import one_of
-from udpfl.cli.options import DataDir, overrides_of, set_option
+from udpfl.cli.options import DataDir, Trust, overrides_of, set_option, trust_all
 from udpfl.cli.progress import TimeLeft, running
 from udpfl.config import load
 from udpfl.errors import InvalidInput
@@ -52,6 +52,7 @@ def run(
         Path | None,
         typer.Option(help="Continue this run folder after a crash.", show_default=False),
     ] = None,
+    trust: Trust = None,
     track: Annotated[
         list[str] | None,
         typer.Option(
@@ -77,6 +78,7 @@ def run(
     """
     from udpfl.federation import Interrupted
     from udpfl.federation import run as train
+    from udpfl.federation.names import own_places
     from udpfl.trackers import tracker
 
     overrides = overrides_of(set_, data_dir)
@@ -84,6 +86,7 @@ def run(
         overrides.append(f"out={json.dumps(str(out))}")
     if resume is not None and (config is not None or overrides):
         raise InvalidInput("resume", "continues a run as it was begun: no other settings beside it")
+    trust_all(trust)
     console = Console(stderr=True)
     try:
         with ExitStack() as stack:
@@ -100,7 +103,10 @@ def run(
                     view.expect(settings.training.rounds)
                 result = train(settings, observers=observers)
     except Interrupted as stopped:
-        typer.echo(f"interrupted; go on with: udpfl run --resume {stopped.folder}", err=True)
+        own = own_places(load(stopped.folder / "config.toml"))
+        trusted = "".join(f" --trust {place}" for place in own)
+        again = f"udpfl run --resume {stopped.folder}{trusted}"
+        typer.echo(f"interrupted; go on with: {again}", err=True)
         raise
     if json_:
         typer.echo(json.dumps(result.to_dict()))

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from udpfl.comparison.names import refuse_unknown
 from udpfl.config import Config, PrivacyConfig, apply, load
 from udpfl.config.documents import known_keys
 from udpfl.config.explaining import hint
 from udpfl.config.idle import idle
 from udpfl.config.models import SECTIONS
 from udpfl.errors import InvalidInput
+from udpfl.federation.names import refuse_unknown
 
 _NOT_VARIED = {
     "seed": "is what --seeds is for",

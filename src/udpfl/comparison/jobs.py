@@ -12,6 +12,7 @@ from udpfl.config import Config, load
 from udpfl.errors import UdpflError
 from udpfl.federation import Observer
 from udpfl.federation import run as train
+from udpfl.federation.names import refuse_unknown
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ class Job:
         observers: list[Observer] = [_Rounds(self.config.training.rounds, advance)]
         try:
             if self.begun:
+                refuse_unknown([self.config])  # not the folder, the person who compares names them
                 train(resume=self.folder, observers=observers)
             else:
                 train(load(self.config, {"out": str(self.folder)}), observers=observers)

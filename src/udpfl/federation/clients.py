@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from udpfl.accounting.serial import event_to_json
 from udpfl.accounting.shuffling import unshuffled
 from udpfl.algorithms import ClientMessage, Tensors
 from udpfl.algorithms.message import tensors_from_bytes, tensors_to_bytes
@@ -115,7 +116,7 @@ class Clients:
                 site.participant.name,
                 request.round,
                 {name: tensor[lane] for name, tensor in step.tensors.items()},
-                step.events[lane],
+                tuple(map(event_to_json, step.events[lane])),
                 {"declared_size": site.participant.declared_size},
             )
             own = {name: tensor[lane] for name, tensor in step.state.items()}
@@ -125,7 +126,7 @@ class Clients:
                     site.account,
                     self._run,
                     request.round,
-                    message.events,
+                    step.events[lane],
                     message.to_bytes(),
                     kept,
                     self._note,
@@ -171,5 +172,6 @@ def _alone(charge: Charge) -> Charge:
     events = tuple(unshuffled(event) for event in charge.events)
     if events == charge.events:
         return charge
-    message = replace(ClientMessage.from_bytes(charge.message), events=events)
+    own = ClientMessage.from_bytes(charge.message)
+    message = replace(own, events=tuple(map(event_to_json, events)))
     return replace(charge, events=events, message=message.to_bytes())

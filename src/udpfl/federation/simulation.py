@@ -30,6 +30,7 @@ from udpfl.federation.combinations import check_combination
 from udpfl.federation.evaluation import final_evaluation
 from udpfl.federation.folder import RunFolder
 from udpfl.federation.local_training import Protection, Trainer
+from udpfl.federation.names import settings_of
 from udpfl.federation.observers import Observer, announce
 from udpfl.federation.outcome import Run
 from udpfl.federation.own_noise import Downlink, own_noise
@@ -50,7 +51,6 @@ from udpfl.federation.shuffler import NOTE, Shuffler, shuffle_notes
 from udpfl.federation.trusted import TrustedServer
 from udpfl.ledger.charges import TRUSTED
 from udpfl.ledger.ledger import Ledger
-from udpfl.plugins import look_here_too
 from udpfl.report import write_report
 
 log = logging.getLogger(__name__)
@@ -78,9 +78,10 @@ def run(
     `config` is a file, a mapping or a `Config`; `sections` go on top of it, such as
     `privacy={"epsilon": 2}` or `seed=1`. `model` is any `nn.Module`, `data` anything that
     `udpfl.data.as_dataset` takes; a mapping for either is a section like the others. `loss` gives
-    one number per sample. `resume` continues a run folder. Observers see every released message
-    and every round's model. `protection` replaces clipping and noise: for audits, so nothing is
-    claimed for such a run.
+    one number per sample. `resume` continues a run folder; code that only the folder names is
+    refused until `udpfl.plugins.trust` allows it. Observers see every released message and every
+    round's model. `protection` replaces clipping and noise: for audits, so nothing is claimed for
+    such a run.
     """
     began = time.perf_counter()
     if isinstance(model, str):
@@ -277,8 +278,7 @@ def _opened(
         if config is not None or sections:
             raise InvalidInput("resume", "continues a run as it was begun: no settings beside it")
         folder = RunFolder.open(Path(resume))
-        look_here_too()  # the mechanisms of its clients may lie where the run was begun
-        return folder, load(folder.config)
+        return folder, settings_of(folder)
     own: dict[str, Any] = dict(sections)
     for name, given in (("model", model), ("data", data)):
         if given is not None:
