@@ -120,7 +120,7 @@ def _failed(rows: Sequence[Row]) -> dict[str, str]:
     """Why there is no finished run, by the name of its folder or of the cell."""
     found: dict[str, str] = {}
     for row in rows:
-        cell = ", ".join(f"{short(key)}={said(value)}" for key, value in row.settings.items())
+        cell = ",".join(f"{short(key)}={said(value)}" for key, value in row.settings.items())
         for run in row.runs:
             if run.failed is not None:
                 found.setdefault(run.folder.name if run.folder else cell, run.failed)

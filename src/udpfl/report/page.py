@@ -58,7 +58,7 @@ def comparison_page(
     body = (
         '<header><p class="eyebrow">UDP-FL comparison</p>'
         f"<h1>{title}</h1></header>"
-        f"{_figures(runs, names, failed or {})}{_privacy_of_each(runs, names, selection)}"
+        f"{_figures(runs, names, selection, failed or {})}{_privacy_of_each(runs, names)}"
         f"{_charts(charts)}{_differences(runs, names)}"
     )
     return _document(title, body, charts)
@@ -95,7 +95,12 @@ def _card(chart: Chart) -> str:
     )
 
 
-def _figures(runs: Sequence[RunRecord], names: Sequence[str], failed: Mapping[str, str]) -> str:
+def _figures(
+    runs: Sequence[RunRecord],
+    names: Sequence[str],
+    selection: Selection | None,
+    failed: Mapping[str, str],
+) -> str:
     quality = list(dict.fromkeys(key for run in runs for key in run.quality))
     head = "".join(f"<th>{text(k if k == 'accuracy' else k.upper())}</th>" for k in quality)
     private = [run for run in runs if run.kind != "none"]
@@ -119,6 +124,7 @@ def _figures(runs: Sequence[RunRecord], names: Sequence[str], failed: Mapping[st
             f'<tr><th scope="row">{text(name)}</th>{cells}<td>{epsilon}</td>'
             f"<td>{privacy_badge(run)}</td><td>{run.rounds}{state}</td></tr>"
         )
+    chosen = "" if selection is None else f'<p class="state">{text(selection.sentence)}</p>'
     width = len(quality) + 3 + deltas + units
     rows += [
         f'<tr class="failed"><th scope="row">{text(name)}</th>'
@@ -128,13 +134,11 @@ def _figures(runs: Sequence[RunRecord], names: Sequence[str], failed: Mapping[st
     return (
         '<section aria-labelledby="figures"><h2 id="figures">Final figures</h2><div class="scroll">'
         f"<table><thead><tr><th>run</th>{head}<th>ε</th>{about}<th>privacy</th><th>rounds</th>"
-        f"</tr></thead><tbody>{''.join(rows)}</tbody></table></div></section>"
+        f"</tr></thead><tbody>{''.join(rows)}</tbody></table></div>{chosen}</section>"
     )
 
 
-def _privacy_of_each(
-    runs: Sequence[RunRecord], names: Sequence[str], selection: Selection | None
-) -> str:
+def _privacy_of_each(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
     rows = "".join(
         f'<li class="{run.kind}">{privacy_badge(run)} <strong>{text(name)}</strong>: '
         f"{text(explain(run).headline)}</li>"
@@ -143,12 +147,11 @@ def _privacy_of_each(
     units = units_of(runs)
     other = ", and an ε for one record not with one for a whole client" if len(units) > 1 else ""
     pays = " or ".join(units) or "record"
-    chosen = "" if selection is None else f'<p class="state">{text(selection.sentence)}</p>'
     return (
         '<section aria-labelledby="privacy"><h2 id="privacy">Privacy of each run</h2>'
         f'<ul class="statements">{rows}</ul><p>An ε of one kind cannot be compared with an ε of '
         f"another{other}. If runs used the same records, each {pays} pays in every one of them.</p>"
-        f"{chosen}</section>"
+        "</section>"
     )
 
 
