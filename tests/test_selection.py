@@ -138,6 +138,9 @@ def test_another_seed_deals_anew_and_a_record_may_always_be_at_the_costliest_cli
     assert total.records == "dealt anew"
     assert total.privacy.epsilon == pytest.approx(expected, rel=2e-3)
     assert "the costliest client of each counts" in result.selection.sentence
+    # What one seed trains on another may test on, and figures on test records have no noise.
+    assert "test records are taken for public" in result.selection.sentence
+    assert any("test records are public" in note for note in total.privacy.notes)
 
 
 def test_a_total_of_sampled_releases_agrees_with_dp_accounting():

@@ -29,6 +29,7 @@ Sameness = Literal["same", "dealt anew", "not known"]
 """Whether the clients of all runs hold the same records, the records of one data set in different
 shares, or records of which it cannot be told."""
 _OWN = "own"  # the name of data that was handed over in Python
+_TESTED = "assumes that test records are public, also where another run trains on them"
 _CHOSEN = "The ε of a run that is chosen by its result leaves out the selection"
 
 
@@ -116,7 +117,8 @@ class Selection:
 
 _REMARKS: dict[Sameness, str] = {
     "same": "",
-    "dealt anew": "dealt out anew between them: the costliest client of each counts",
+    "dealt anew": "dealt out anew between them: the costliest client of each counts, and test "
+    "records are taken for public",
     "not known": "it cannot be told whether these are the same records: they count as the same",
 }
 
@@ -243,5 +245,7 @@ def _together(members: Sequence[_Member]) -> PrivacyStatement | None:
         total = account_whichever(sets, max(statement.delta for statement in statements))
     except UdpflError as error:
         return PrivacyStatement.none(f"their releases cannot be added up: {error}")
-    assumed = (n for s in statements for n in s.notes if n.startswith("assumes"))
+    assumed = [n for s in statements for n in s.notes if n.startswith("assumes")]
+    if len(sets) > 1:
+        assumed.append(_TESTED)
     return replace(total, notes=tuple(dict.fromkeys((*total.notes, *assumed))))
