@@ -1,6 +1,7 @@
 """The folder of a comparison: a run folder for every cell and seed, and which is which.
 
-comparison.json      the base, the keys that were ever varied, and what was asked of every run
+comparison.json      the base, the keys that were ever varied, what was asked of every run, and
+                     whether all of it was asked before the first run began
 NAME/                the run folders, named after their settings
 compare.html         all runs on one page
 
@@ -60,6 +61,9 @@ class ComparisonFolder:
         self.path = path
         self._base, self._varied = base, set(keys)
         self._asked: dict[str, Config] = {}
+        self._has_begun = False
+        self.fixed = True
+        """Whether every run was asked for before the first of them was begun."""
         if (path / _INDEX).is_file():
             self._read()
         elif path.exists() and (not path.is_dir() or _holds_something(path)):
@@ -69,6 +73,14 @@ class ComparisonFolder:
     def report(self) -> Path:
         """The page with all runs."""
         return self.path / "compare.html"
+
+    @property
+    def begun(self) -> list[Path]:
+        """The folders of all runs that were ever begun here, also of other grids."""
+        return [self.path / name for name in self._asked if self._is_begun(name)]
+
+    def _is_begun(self, name: str) -> bool:
+        return (self.path / name / "run.json").is_file()
 
     def place(self, config: Config, settings: Mapping[str, Any]) -> Path:
         """Where this run is or will be. `settings` only give it a name that says something."""
@@ -83,6 +95,7 @@ class ComparisonFolder:
         while name in self._asked:
             name, number = f"{plain}-{number}", number + 1
         self._asked[name] = config
+        self.fixed = self.fixed and not self._has_begun
         return self.path / name
 
     def write(self) -> None:
@@ -92,6 +105,7 @@ class ComparisonFolder:
             {
                 "base": _plain(self._base),
                 "varied": sorted(self._varied),
+                "fixed": self.fixed,
                 "runs": {name: _plain(asked) for name, asked in self._asked.items()},
             },
         )
@@ -101,6 +115,7 @@ class ComparisonFolder:
             stored = json.loads((self.path / _INDEX).read_text(encoding="utf-8"))
             base, varied = load(stored["base"]), set(stored["varied"])
             self._asked = {name: load(asked) for name, asked in stored["runs"].items()}
+            self.fixed = stored.get("fixed") is True  # an older file does not say
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InvalidInput("out", f"cannot read {self.path / _INDEX}: {error}") from None
         self._varied |= varied
@@ -111,6 +126,7 @@ class ComparisonFolder:
                 f"{'; '.join(differences)}; choose another folder for this one",
             )
         self._base = base
+        self._has_begun = any(map(self._is_begun, self._asked))
 
 
 def _differences(there: Config, here: Config, varied: Iterable[str]) -> list[str]:

@@ -1,8 +1,8 @@
 """What a comparison comes to: for every cell the mean and the spread over its seeds.
 
 The spread is the sample standard deviation (n - 1 in the denominator) and the range. Every figure
-comes with the privacy statement that holds for each run of its cell by itself; nothing is said of
-all runs together, in each of which the same records pay.
+comes with the privacy statement that holds for each run of its cell by itself. The same records pay
+in every run: `Comparison.selection` has what all of them together cost.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 from udpfl.accounting.statement import PrivacyStatement, largest
 from udpfl.errors import InvalidInput
+from udpfl.report.selection import Selection
 
 _FOREMOST = ("rmse", "accuracy")
 
@@ -123,6 +124,8 @@ class Comparison(Sequence[Row]):
     """Those of them that had been begun before."""
     found: int = 0
     """Runs that were there already."""
+    selection: Selection | None = None
+    """What choosing a run by its result leaves out; None where there is nothing to choose from."""
 
     @property
     def metric(self) -> str:
@@ -176,6 +179,7 @@ class Comparison(Sequence[Row]):
             "resumed": self.resumed,
             "found": self.found,
             "complete": self.complete,
+            "selection": self.selection and self.selection.to_dict(),
         }
 
 

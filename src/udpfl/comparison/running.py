@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from udpfl.comparison.folder import ComparisonFolder, comparison_folder, default_folder
-from udpfl.comparison.grid import Cell, Grid, grid_of
+from udpfl.comparison.grid import Cell, Grid, grid_of, said, short
 from udpfl.comparison.jobs import Job, Progress, Tell
 from udpfl.comparison.outcome import Comparison, Row, SeedRun, read_outcome
 from udpfl.config import Config, load
 from udpfl.errors import InvalidInput
-from udpfl.report import write_report
+from udpfl.report import Selection, selection_of, write_comparison, write_report
+from udpfl.report.read import read_runs
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,8 @@ def compare(
     `out`. The same call again reads what is finished, goes on with what was interrupted and tries
     again what failed; so does a larger grid over the same base. `jobs` processes share the work.
 
-    Guarantee: none beyond that of each run by itself. A record pays in every run it takes part in.
+    Guarantee: that of each run by itself. A record pays in every run it takes part in, and whoever
+    chooses a run by its result has looked at all of them: `Comparison.selection` has their total.
     """
     base = load(config, sections)
     if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1:
@@ -75,9 +77,10 @@ def compare(
             _row(cell, grid, {s: placed.get((number, s)) for s in grid.seeds}, progress.failed)
             for number, cell in enumerate(grid.cells)
         )
-        _report(folder, [job.folder for job in everything if job.finished])
+        selection = _selection(folder, everything)
+        _report(folder, [job.folder for job in everything if job.finished], rows, selection)
     trained, resumed = (sum(job.finished for job in jobs) for jobs in (waiting, begun))
-    return Comparison(rows, grid.keys, grid.seeds, path, trained, resumed, found)
+    return Comparison(rows, grid.keys, grid.seeds, path, trained, resumed, found, selection)
 
 
 def _train_all(waiting: Sequence[Job], jobs: int, progress: Progress) -> None:
@@ -106,10 +109,38 @@ def _row(
     return Row(cell.settings, tuple(runs))
 
 
-def _report(folder: ComparisonFolder, finished: Sequence[Path]) -> None:
+def _selection(folder: ComparisonFolder, asked: Sequence[Job]) -> Selection | None:
+    """Of all runs that were ever begun in the folder: who chooses may have seen them all."""
+    begun = folder.begun
+    earlier = len({path.name for path in begun} - {job.folder.name for job in asked})
+    return selection_of(read_runs(begun), fixed=folder.fixed, earlier=earlier)
+
+
+def _failed(rows: Sequence[Row]) -> dict[str, str]:
+    """Why there is no finished run, by the name of its folder or of the cell."""
+    found: dict[str, str] = {}
+    for row in rows:
+        cell = ",".join(f"{short(key)}={said(value)}" for key, value in row.settings.items())
+        for run in row.runs:
+            if run.failed is not None:
+                found.setdefault(run.folder.name if run.folder else cell, run.failed)
+    return found
+
+
+def _report(
+    folder: ComparisonFolder,
+    finished: Sequence[Path],
+    rows: Sequence[Row],
+    selection: Selection | None,
+) -> None:
     if not finished:
         return
+    shown = {path.name for path in finished}  # with one that ended early
+    failed = {name: why for name, why in _failed(rows).items() if name not in shown}
     try:
-        write_report(finished, folder.report)
+        if len(finished) == 1 and selection is None and not failed:
+            write_report(finished, folder.report)
+        else:
+            write_comparison(read_runs(finished), folder.report, selection, failed)
     except Exception as error:  # whatever is wrong with the page, the runs are safe on disk
         log.warning("compare.html was not written (%s); `udpfl report` tries again", error)

@@ -154,6 +154,8 @@ def _remarks(comparison: Comparison) -> Iterator[str]:
                 yield escape(f"It {note}." if all_of_them else f"In some rows it {note}.")
             elif "is no guarantee" in note:  # what a method's authors say of their own noise
                 yield f"[yellow]{escape(note)}.[/]"
+    if comparison.selection is not None:
+        yield escape(comparison.selection.sentence)
     if nominal := {statement.unit for statement in bounds if statement.kind == "nominal"}:
         proved = " or ".join(_WHOLE[unit] for unit in sorted(nominal, reverse=True))
         yield (

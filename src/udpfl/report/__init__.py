@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from udpfl.errors import InvalidInput, UdpflError
 from udpfl.report.page import comparison_page, run_page
 from udpfl.report.read import RunRecord, read_run, read_runs
+from udpfl.report.selection import Selection, selection_of
 
-__all__ = ["RunRecord", "comparison_page", "read_run", "run_page", "write_report"]
+__all__ = [
+    "RunRecord",
+    "Selection",
+    "comparison_page",
+    "read_run",
+    "run_page",
+    "selection_of",
+    "write_comparison",
+    "write_report",
+]
 
 
 def write_report(folders: Sequence[Path], target: Path) -> None:
@@ -18,7 +28,23 @@ def write_report(folders: Sequence[Path], target: Path) -> None:
     if not folders:
         raise InvalidInput("run", "at least one run folder is needed")
     runs = read_runs(folders)
-    page = run_page(runs[0]) if len(runs) == 1 else comparison_page(runs)
+    if len(runs) == 1:
+        _write(run_page(runs[0]), target)
+    else:
+        _write(comparison_page(runs), target)
+
+
+def write_comparison(
+    runs: Sequence[RunRecord],
+    target: Path,
+    selection: Selection | None,
+    failed: Mapping[str, str],
+) -> None:
+    """The page of the runs of a grid, with those that failed; appears whole or not, too."""
+    _write(comparison_page(runs, selection, failed), target)
+
+
+def _write(page: str, target: Path) -> None:
     partial = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         partial.write_text(page, encoding="utf-8")

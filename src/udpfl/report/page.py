@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -20,8 +20,9 @@ from udpfl.report.charts import Chart, run_charts
 from udpfl.report.client_table import clients
 from udpfl.report.comparison import comparison_charts, unique_names, units_of
 from udpfl.report.read import RunRecord
-from udpfl.report.sections import figure, privacy_badge, text
-from udpfl.report.words import explain, no_number, small, unit_of
+from udpfl.report.sections import figure, privacy_badge, prose, text
+from udpfl.report.selection import Selection, selection_of
+from udpfl.report.words import counted, explain, no_number, small, unit_of
 
 
 def run_page(run: RunRecord) -> str:
@@ -41,17 +42,26 @@ def run_page(run: RunRecord) -> str:
     return _document(f"{run.name}: run report", "".join(body), charts)
 
 
-def comparison_page(runs: Sequence[RunRecord]) -> str:
-    """Several runs side by side."""
+def comparison_page(
+    runs: Sequence[RunRecord],
+    selection: Selection | None = None,
+    failed: Mapping[str, str] | None = None,
+) -> str:
+    """Several runs side by side, and by their names why others failed.
+
+    `selection` is that among these runs, unless there are more to choose from.
+    """
     names = unique_names(runs)
+    selection = selection or selection_of(runs)
+    title = f"{counted(len(runs), 'run')} compared"
     charts = comparison_charts(runs)
     body = (
         '<header><p class="eyebrow">UDP-FL comparison</p>'
-        f"<h1>{len(runs)} runs compared</h1></header>"
-        f"{_figures(runs, names)}{_privacy_of_each(runs, names)}{_charts(charts)}"
-        f"{_differences(runs, names)}"
+        f"<h1>{title}</h1></header>"
+        f"{_figures(runs, names, selection, failed or {})}{_privacy_of_each(runs, names)}"
+        f"{_charts(charts)}{_differences(runs, names)}"
     )
-    return _document(f"{len(runs)} runs compared", body, charts)
+    return _document(title, body, charts)
 
 
 def embedded(data: Any) -> str:
@@ -85,7 +95,12 @@ def _card(chart: Chart) -> str:
     )
 
 
-def _figures(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
+def _figures(
+    runs: Sequence[RunRecord],
+    names: Sequence[str],
+    selection: Selection | None,
+    failed: Mapping[str, str],
+) -> str:
     quality = list(dict.fromkeys(key for run in runs for key in run.quality))
     head = "".join(f"<th>{text(k if k == 'accuracy' else k.upper())}</th>" for k in quality)
     private = [run for run in runs if run.kind != "none"]
@@ -109,10 +124,17 @@ def _figures(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
             f'<tr><th scope="row">{text(name)}</th>{cells}<td>{epsilon}</td>'
             f"<td>{privacy_badge(run)}</td><td>{run.rounds}{state}</td></tr>"
         )
+    chosen = "" if selection is None else f'<p class="state">{text(selection.sentence)}</p>'
+    width = len(quality) + 3 + deltas + units
+    rows += [
+        f'<tr class="failed"><th scope="row">{text(name)}</th>'
+        f'<td colspan="{width}">Failed: {prose(reason)}</td></tr>'
+        for name, reason in failed.items()
+    ]
     return (
         '<section aria-labelledby="figures"><h2 id="figures">Final figures</h2><div class="scroll">'
         f"<table><thead><tr><th>run</th>{head}<th>ε</th>{about}<th>privacy</th><th>rounds</th>"
-        f"</tr></thead><tbody>{''.join(rows)}</tbody></table></div></section>"
+        f"</tr></thead><tbody>{''.join(rows)}</tbody></table></div>{chosen}</section>"
     )
 
 

@@ -55,6 +55,8 @@ class RunRecord:
     evaluation: Row | None
     unread: str | None = None
     """Why no number can be stated of a run under way that should have one."""
+    uncounted: str | None = None
+    """Why its ledger does not say what it released, whatever was written down when it ended."""
     clipped: Clipped = "gradients"
     """What was clipped and noised."""
     server_adds: bool = False
@@ -135,6 +137,11 @@ class RunRecord:
         return replace(spent, kind=weaker, unit=unit)
 
     @property
+    def ledger(self) -> Path:
+        """Where its releases were charged."""
+        return _ledger(self.path, self.identity)
+
+    @property
     def shared_ledger(self) -> bool:
         """Whether the spending includes other runs."""
         return bool(self.identity.get("ledger"))
@@ -185,14 +192,12 @@ def read_run(path: Path) -> RunRecord:
     kind, _ = set_out_to_be(identity)
     spent: Mapping[str, PrivacyStatement] = {}
     if kind != "none":
-        ledger = Path(identity.get("ledger") or path / "ledger.sqlite")
+        ledger, run = _ledger(path, identity), str(identity.get("id"))
         try:
-            spent = spent_so_far(
-                ledger, str(identity.get("id")), people, metrics, kind == "nominal"
-            )
+            spent = spent_so_far(ledger, run, people, metrics, kind == "nominal")
         except UdpflError as error:
             unread = f"what this run has spent cannot be read from its ledger ({error})"
-    statements = spent
+    statements, uncounted = spent, unread
     if summary is not None:
         ended = {n: PrivacyStatement.from_dict(s) for n, s in summary.get("clients", {}).items()}
         statements, unread = {n: _with_later(s, spent.get(n)) for n, s in ended.items()}, None
@@ -215,10 +220,15 @@ def read_run(path: Path) -> RunRecord:
         summary=summary,
         evaluation=_of_training(_json(path / "evaluation.json"), metrics),
         unread=unread,
+        uncounted=uncounted,
         clipped=clipped,
         server_adds=trusted,
         protection=in_sentences(clipped, trusted, people, metrics),
     )
+
+
+def _ledger(path: Path, identity: Row) -> Path:
+    return Path(identity.get("ledger") or path / "ledger.sqlite")
 
 
 def _unit(config: Config) -> Unit:

@@ -30,7 +30,7 @@ _NOT_YET = (
     "What the number assumes about the data, such as public sizes or labels, is written down when "
     "the run ends; this page cannot list it yet."
 )
-_RELATION = {"add-remove": "added or removed", "replace-one": "replaced by another"}
+RELATION = {"add-remove": "added or removed", "replace-one": "replaced by another"}
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def _headline(run: RunRecord, statement: PrivacyStatement) -> str:
         bound += ", against everyone but the server, which is trusted to add the noise"
     return (
         f"ε = {_shown(statement.epsilon)} at δ = {small(statement.delta)} for one {statement.unit} "
-        f"{_RELATION[statement.neighbours]}{bound}."
+        f"{RELATION[statement.neighbours]}{bound}."
     )
 
 

@@ -1,0 +1,251 @@
+"""The selection that the epsilon of one run leaves out, and what all runs together cost.
+
+Whoever picks one of K runs by its result has looked at all of them. The epsilon of the run that was
+picked knows nothing of the others; what holds for the choice is the composition of all runs on the
+same records.
+
+Guarantee: a total is an upper bound on what the counted runs together tell about one unit, if their
+settings do not depend on what the others released (adaptive composition is of mechanisms that are
+fixed beforehand).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from udpfl.accounting.events import Composed, Event, Unit
+from udpfl.accounting.statement import PrivacyStatement, shown
+from udpfl.accounting.whichever import account_whichever
+from udpfl.errors import UdpflError
+from udpfl.ledger import Ledger
+from udpfl.report.read import RunRecord
+from udpfl.report.words import RELATION, UNITS, WHOSE, counted, trusts_server
+
+Sameness = Literal["same", "dealt anew", "not known"]
+"""Whether the clients of all runs hold the same records, the records of one data set in different
+shares, or records of which it cannot be told."""
+_OWN = "own"  # the name of data that was handed over in Python
+_TESTED = "assumes that test records are public, also where another run trains on them"
+_CHOSEN = "The ε of a run that is chosen by its result leaves out the selection"
+
+
+@dataclass(frozen=True)
+class Total:
+    """What the runs on one data set, and for one unit, cost together."""
+
+    data: str
+    runs: int
+    records: Sameness
+    privacy: PrivacyStatement
+    only: Unit | None = None
+    """The unit of its runs, where others on the same records hide another one."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "data": self.data,
+            "runs": self.runs,
+            "records": self.records,
+            "privacy": self.privacy.to_dict(),
+        }
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Several runs to choose from, and the total of those on the same records."""
+
+    runs: int
+    totals: tuple[Total, ...]
+    fixed: bool
+    """Whether the settings are known to have been fixed before the first run was trained."""
+    elsewhere: int = 0
+    """Runs that are the only ones on their data: they are in no total."""
+    earlier: int = 0
+    """Runs in the totals that are of earlier grids in the same folder."""
+
+    @property
+    def sentence(self) -> str:
+        """What a reader has to know before choosing a run."""
+        units = any(total.only for total in self.totals)
+        parts = [_CHOSEN + ": " + "; ".join(map(self._said, self.totals))]
+        if units:
+            parts.append("No total covers both units")
+        if self.earlier:
+            parts.append(f"Counted are also {counted(self.earlier, 'run')} of earlier grids here")
+        if self.elsewhere:
+            parts.append(f"Not counted: {counted(self.elsewhere, 'run')} on other data")
+        return ". ".join(parts) + "."
+
+    def _said(self, total: Total) -> str:
+        where = "the same records" if len({t.data for t in self.totals}) == 1 else total.data
+        which = f"all {total.runs} runs on {where}"
+        if total.only:
+            which = f"{counted(total.runs, 'run')} on {where} that hide {WHOSE[total.only]}"
+        said = total.privacy
+        if said.kind == "none":
+            return f"{which} together are not private ({'; '.join(said.notes)})"
+        fixed = (
+            "with settings fixed before the first of them was trained"
+            if self.fixed
+            else "if their settings were fixed beforehand"
+        )
+        trusted = ", against everyone but the trusted server" if trusts_server(said) else ""
+        remark = _REMARKS[total.records]
+        if said.unit == "client" and remark:
+            remark = f"{remark}, for who is one client in each"
+        return (
+            f"{which}, {fixed}, together cost ε = {shown(said.epsilon)} at δ = {said.delta:g} for "
+            f"{UNITS[said.unit]} {RELATION[said.neighbours]}{trusted}"
+            + (f" ({remark})" if remark else "")
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "sentence": self.sentence,
+            "runs": self.runs,
+            "fixed_beforehand": self.fixed,
+            "earlier_runs": self.earlier,
+            "runs_on_other_data": self.elsewhere,
+            "totals": [total.to_dict() for total in self.totals],
+        }
+
+
+_REMARKS: dict[Sameness, str] = {
+    "same": "",
+    "dealt anew": "dealt out anew between them: the costliest client of each counts, and test "
+    "records are taken for public",
+    "not known": "it cannot be told whether these are the same records: they count as the same",
+}
+
+
+@dataclass(frozen=True)
+class _Member:
+    """A run, and what it charged to every account."""
+
+    run: RunRecord
+    spent: Mapping[tuple[str, str], Event]
+    """By the client's name and the fingerprint of its records."""
+    unclaimed: str
+    """Why no number holds for it; empty where one does."""
+
+    @property
+    def data(self) -> tuple[str, str]:
+        """Which data set: its name, and the name of the file where that is what makes it."""
+        data = self.run.config.data
+        return data.name, Path(str(data.options.get("path", ""))).name
+
+    @property
+    def settings(self) -> str:
+        """All that decides which records are read."""
+        data = self.run.config.data
+        return json.dumps([data.name, data.dir, data.options], sort_keys=True, default=str)
+
+
+def selection_of(
+    runs: Sequence[RunRecord], *, fixed: bool = False, earlier: int = 0
+) -> Selection | None:
+    """What a choice among these runs leaves out; None where no two of them share records."""
+    # A ledger that several runs share is asked for each of them alone, and for none twice.
+    distinct = {(run.ledger.resolve(), run.identity.get("id")): run for run in runs}
+    groups = _grouped([_member(run) for run in distinct.values()])
+    totals = [total for group in groups if len(group) > 1 for total in _totals(group)]
+    if not totals:
+        return None
+    alone = sum(len(group) == 1 for group in groups)
+    return Selection(len(distinct), tuple(totals), fixed, alone, earlier)
+
+
+def _member(run: RunRecord) -> _Member:
+    unclaimed = run.uncounted or ("; ".join(run.statement.notes) if run.kind == "none" else "")
+    if not unclaimed:
+        try:
+            return _Member(run, _charged(run), "")
+        except UdpflError as error:
+            unclaimed = str(error)
+    return _Member(run, {}, f"{run.name}: {unclaimed}")
+
+
+def _charged(run: RunRecord) -> dict[tuple[str, str], Event]:
+    name = str(run.identity.get("id"))
+    with Ledger(run.ledger, read_only=True) as ledger:
+        spent = {(a.client, a.fingerprint): ledger.spent(a.id, name) for a in ledger.accounts()}
+    return {account: event for account, event in spent.items() if event is not None}
+
+
+def _grouped(members: Sequence[_Member]) -> list[list[_Member]]:
+    """Runs on the same data: of one name, or with a client that holds the same records."""
+    groups: list[list[_Member]] = []
+    for member in members:
+        joined = [g for g in groups if any(_share_records(member, other) for other in g)]
+        groups = [g for g in groups if g not in joined]
+        groups.append([*(other for group in joined for other in group), member])
+    return groups
+
+
+def _share_records(one: _Member, other: _Member) -> bool:
+    return one.data == other.data or not one.spent.keys().isdisjoint(other.spent)
+
+
+def _totals(group: Sequence[_Member]) -> Iterator[Total]:
+    name = group[0].run.config.data.name
+    if unclaimed := [member.unclaimed for member in group if member.unclaimed]:
+        none = PrivacyStatement.none(unclaimed[0])
+        yield Total(name, len(group), _sameness(group), none)
+        return
+    units = [unit for unit in UNITS if any(member.run.unit == unit for member in group)]
+    for unit in units:
+        own = [member for member in group if member.run.unit == unit]
+        if (privacy := _together(own)) is not None:
+            only = unit if len(units) > 1 else None
+            yield Total(name, len(own), _sameness(own), privacy, only)
+
+
+def _sameness(members: Sequence[_Member]) -> Sameness:
+    settings = {member.settings for member in members}
+    if len(_deals(members)) <= 1 and not any(member.unclaimed for member in members):
+        return "same"
+    named = len(settings) == 1 and members[0].run.config.data.name != _OWN
+    return "dealt anew" if named else "not known"
+
+
+def _deals(members: Sequence[_Member]) -> list[list[_Member]]:
+    """Runs in which every client held the same records as in the others of its list.
+
+    The accounts of the first one contain those of the rest, so nobody is at one client in one of
+    them and at another client in another.
+    """
+    deals: list[list[_Member]] = []
+    for member in sorted(members, key=lambda m: -len(m.spent)):
+        if not member.spent:
+            continue
+        for deal in deals:
+            if member.spent.keys() <= deal[0].spent.keys():
+                deal.append(member)
+                break
+        else:
+            deals.append([member])
+    return deals
+
+
+def _together(members: Sequence[_Member]) -> PrivacyStatement | None:
+    """The largest spending of any client over all these runs; None if nothing was released."""
+    sets = [
+        [Composed(m.spent[who] for m in deal if who in m.spent) for who in deal[0].spent]
+        for deal in _deals(members)
+    ]
+    if not sets:
+        return None
+    statements = [member.run.statement for member in members]
+    try:
+        total = account_whichever(sets, max(statement.delta for statement in statements))
+    except UdpflError as error:
+        return PrivacyStatement.none(f"their releases cannot be added up: {error}")
+    assumed = [n for s in statements for n in s.notes if n.startswith("assumes")]
+    if len(sets) > 1:
+        assumed.append(_TESTED)
+    return replace(total, notes=tuple(dict.fromkeys((*total.notes, *assumed))))
