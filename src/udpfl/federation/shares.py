@@ -109,4 +109,6 @@ def assumptions(
     stated = loaded or isinstance(given, DataSet) or "labels" in config.data.options
     if data.classes is not None and not stated:
         found.append("assumes that the set of labels is public")
+    if given is not None or config.data.name == "table":
+        found.append("assumes that the records of the test split are public")
     return tuple(found)
