@@ -24,7 +24,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,6 +33,17 @@ from udpfl.data.records import DataSet, Indices
 from udpfl.errors import InvalidInput, UdpflError
 
 _KEPT = 2
+
+
+class Checkpoint(NamedTuple):
+    """What the server had after a round."""
+
+    round: int
+    tensors: Tensors
+    answered: dict[str, int]
+    """Rounds that each client had answered."""
+    head: tuple[int, str]
+    """The number and the hash of the last charge in the ledger then."""
 
 
 class RunFolder:
@@ -127,25 +138,33 @@ class RunFolder:
         self._write(self.path / "records.npz", buffer.getvalue())
 
     def write_checkpoint(
-        self, round_: int, server: Tensors, answered: Mapping[str, int] | None = None
+        self,
+        round_: int,
+        server: Tensors,
+        answered: Mapping[str, int] | None = None,
+        head: tuple[int, str] = (0, ""),
     ) -> None:
-        """The server's state after a round, and how many rounds each client had answered.
+        """The server's state after a round, how many rounds each client had answered, and the last
+        charge in the ledger.
 
         The two latest are kept.
         """
-        data = tensors_to_bytes(server, {"round": round_, "answered": dict(answered or {})})
+        header = {"round": round_, "answered": dict(answered or {}), "head": list(head)}
+        data = tensors_to_bytes(server, header)
         self._write(self._checkpoint(round_), data)
         cut_short = (self.path / "checkpoints").glob(".round-*")  # by a crash
         for old in (*self._checkpoints()[:-_KEPT], *cut_short):
             old.unlink(missing_ok=True)
 
-    def read_checkpoint(self) -> tuple[int, Tensors, dict[str, int]] | None:
-        """The latest readable checkpoint: round, state, rounds answered by each client."""
+    def read_checkpoint(self) -> Checkpoint | None:
+        """The latest readable one."""
         for path in reversed(self._checkpoints()):
             try:
                 tensors, header = tensors_from_bytes(path.read_bytes())
-                return int(header["round"]), tensors, dict(header["answered"])
-            except (UdpflError, OSError, KeyError):
+                number, chain = header.get("head", (0, ""))  # an older one knows of none
+                head = int(number), str(chain)
+                return Checkpoint(int(header["round"]), tensors, dict(header["answered"]), head)
+            except (UdpflError, OSError, KeyError, TypeError, ValueError):
                 continue
         return None
 

@@ -160,9 +160,9 @@ class Federation:
             server = self.algorithm.init(start)
             self._checkpoint(0, server, start)
             return server, start, 0
-        done, tensors, answered = found
+        done, tensors, answered, head = found
         self.answered = Counter(answered)
-        self._require_charges()
+        self._require_charges(head)
         tensors = {name: tensor.to(start.device) for name, tensor in tensors.items()}
         self._weakest, self._clip = tensors.get(WEAKEST), tensors.get(CLIP)
         own = {name: v for name, v in tensors.items() if name.startswith("server.")}
@@ -171,8 +171,14 @@ class Federation:
         self.folder.rewrite_metrics(self.metrics)
         return server, tensors.get("average", server["model"]), done
 
-    def _require_charges(self) -> None:
+    def _require_charges(self, head: tuple[int, str]) -> None:
         """Refuse to go on where the ledger does not hold what this run has released."""
+        if not self.ledger.holds(*head):
+            raise LedgerError(
+                f"charge {head[0]}, which {self.folder.path} ended with, is not in its ledger: "
+                "this is another ledger, or one that was restored from a backup. What was charged "
+                "since is missing, so the run cannot go on"
+            )
         for site in self.sites:
             name = site.participant.name
             found, wanted = self.ledger.rounds_charged(self.run, site.account), self.answered[name]
@@ -187,7 +193,7 @@ class Federation:
         if self.config.training.averaging:
             named["average"] = average
         named |= self._beside()
-        self.folder.write_checkpoint(round_, named, self.answered)
+        self.folder.write_checkpoint(round_, named, self.answered, self.ledger.head())
 
     def _ask(self, round_: int, server: Tensors, settled: int) -> Answers:
         received = self.algorithm.broadcast(server)

@@ -125,18 +125,20 @@ def run(
 
     schedule = selection(settings)
     _advise(settings)
+    fingerprints = [dataset.train.fingerprint(part) for part in parts]
     if folder is None:
         people = planned(settings, dataset, parts, schedule, lane_model.layout.dimension, algorithm)
-        folder = _begun(settings, people, parts, public, dataset, unclaimed)
+        folder = _begun(settings, people, parts, public, dataset, fingerprints, unclaimed)
     people = [Participant.from_dict(row) for row in folder.read_json("participants.json")]
     identity = folder.read_json("run.json")
     _require_same_model(people, lane_model.layout.dimension)
+    _require_same_data(people, identity.get("fingerprints", fingerprints), fingerprints)
     noise = own_noise(settings, algorithm, [person.declared_size for person in people])
 
     ledger_path = Path(identity["ledger"]) if identity["ledger"] else folder.ledger
     with folder.locked(), Ledger(ledger_path) as ledger:
         sites = _sites(
-            settings, ledger, identity["id"], dataset, parts, people, device, unclaimed is None
+            settings, ledger, identity["id"], fingerprints, parts, people, device, unclaimed is None
         )
         limits = choose_limits(
             settings.training.lanes,
@@ -313,6 +315,7 @@ def _begun(
     parts: Sequence[Indices],
     public: Indices,
     dataset: DataSet,
+    fingerprints: Sequence[str],
     unclaimed: str | None,
 ) -> RunFolder:
     now = datetime.now().astimezone()
@@ -339,6 +342,7 @@ def _begun(
         "torch": torch.__version__,
         "started": now.isoformat(timespec="seconds"),
         "privacy": stamp,
+        "fingerprints": list(fingerprints),
         # A shared ledger stays where it is, wherever the run is resumed from.
         "ledger": str(Path(privacy.ledger).absolute())
         if isinstance(privacy, PrivacyConfig) and privacy.ledger
@@ -357,11 +361,25 @@ def _require_same_model(people: Sequence[Participant], dimension: int) -> None:
             )
 
 
+def _require_same_data(
+    people: Sequence[Participant], begun: Sequence[str], found: Sequence[str]
+) -> None:
+    """Refuse to go on with other records than those that were charged."""
+    pairs = zip(people, begun, found, strict=True)
+    changed = [person.name for person, before, now in pairs if before != now]
+    if changed:
+        raise InvalidInput(
+            "resume",
+            f"the records of {listed(changed)} are not those that the run was begun with: a run "
+            "goes on with the same data, or a new one is begun",
+        )
+
+
 def _sites(
     settings: Config,
     ledger: Ledger,
     run_id: str,
-    data: DataSet,
+    fingerprints: Sequence[str],
     parts: Sequence[Any],
     people: Sequence[Participant],
     device: torch.device,
@@ -373,6 +391,12 @@ def _sites(
     """
     privacy = settings.privacy
     private = isinstance(privacy, PrivacyConfig)
+    shared = isinstance(privacy, PrivacyConfig) and privacy.ledger is not None
+    if shared:  # before anything is written to it
+        if problems := ledger.verify():
+            raise LedgerError(f"the ledger is not sound, nothing is charged to it: {problems[0]}")
+        for person, fingerprint in zip(people, fingerprints, strict=True):
+            _require_own_account(ledger, person, fingerprint)
     ledger.begin_run(
         run_id,
         randomness=privacy.randomness if isinstance(privacy, PrivacyConfig) else "entropy",
@@ -380,29 +404,13 @@ def _sites(
         description={"data": settings.data.name, "algorithm": settings.training.algorithm},
     )
     guaranteed = claimed and isinstance(privacy, PrivacyConfig) and privacy.accounting == "vector"
-    shared = isinstance(privacy, PrivacyConfig) and privacy.ledger is not None
-    if shared and (problems := ledger.verify()):
-        raise LedgerError(f"the ledger is not sound, nothing is charged to it: {problems[0]}")
     sites: list[Site] = []
     changed: list[str] = []
     short: list[str] = []
-    for person, part in zip(people, parts, strict=True):
-        fingerprint = data.train.fingerprint(part)
-        if shared and (known := ledger.other_names(person.name, fingerprint)):
-            raise InvalidInput(
-                "privacy.ledger",
-                f"the data of {person.name} is known there as {known[0]}: its budget cannot begin "
-                "anew under another name",
-            )
+    for person, part, fingerprint in zip(people, parts, fingerprints, strict=True):
         account = ledger.account(person.name, fingerprint)
         note = None
         if shared and ledger.other_data(person.name, fingerprint):
-            if private and person.release is not None and person.release.unit == "client":
-                raise InvalidInput(
-                    "privacy.ledger",
-                    f"{person.name} is known there with other data: whole clients are hidden here, "
-                    "and a client's budget cannot begin anew with every change of its records",
-                )
             changed.append(person.name)
             note = _CHANGED
         if person.budget and guaranteed and ledger.budget(account) is None:
@@ -416,6 +424,23 @@ def _sites(
     if short:
         log.warning("%s: the budget in the ledger does not hold this whole run", listed(short))
     return sites
+
+
+def _require_own_account(ledger: Ledger, person: Participant, fingerprint: str) -> None:
+    """Refuse a client whose budget would begin anew."""
+    if known := ledger.other_names(person.name, fingerprint):
+        raise InvalidInput(
+            "privacy.ledger",
+            f"the data of {person.name} is known there as {known[0]}: its budget cannot begin "
+            "anew under another name",
+        )
+    hides_clients = person.release is not None and person.release.unit == "client"
+    if hides_clients and ledger.other_data(person.name, fingerprint):
+        raise InvalidInput(
+            "privacy.ledger",
+            f"{person.name} is known there with other data: whole clients are hidden here, "
+            "and a client's budget cannot begin anew with every change of its records",
+        )
 
 
 def _filled(network: nn.Module, lane_model: LaneModel, final: Tensor) -> nn.Module:

@@ -356,6 +356,17 @@ class Ledger:
         """Every charge in the order it was made, of one account or of all."""
         return iter(entries(self._file, account))
 
+    def head(self) -> tuple[int, str]:
+        """The number and the hash of the last charge; 0 and nothing before the first."""
+        found = self._file.rows("SELECT id, chain FROM charges ORDER BY id DESC LIMIT 1")
+        return (int(found[0][0]), str(found[0][1])) if found else (0, "")
+
+    def holds(self, number: int, chain: str) -> bool:
+        """Whether this was its last charge once: a copy from before that, or another, does not."""
+        if number == 0:
+            return chain == ""
+        return self._file.rows("SELECT chain FROM charges WHERE id = ?", number) == [(chain,)]
+
     def verify(self) -> list[str]:
         """Every problem found, one sentence each; an empty list means that the ledger is sound."""
         problems: list[str] = []

@@ -1,0 +1,125 @@
+"""A run goes on with the records and the ledger that it was begun with, or not at all."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+
+import udpfl
+from tests.small import blobs, linear
+from udpfl.errors import InvalidInput, LedgerError
+from udpfl.federation.folder import RunFolder
+from udpfl.ledger.ledger import Ledger
+
+
+class Stop(udpfl.Observer):
+    """Breaks a run off after a round."""
+
+    def __init__(self, after, act=lambda: None):
+        self.after, self.act = after, act
+
+    def on_round(self, row):
+        if row["round"] == self.after:
+            self.act()
+            raise RuntimeError("broken off")
+
+
+def begun(tmp_path, data, rounds=4, after=2, act=lambda: None, **privacy):
+    """The folder of a run that was broken off."""
+    settings = {
+        "out": str(tmp_path / "run"), "data": {"clients": 3}, "training": {"rounds": rounds},
+        "privacy": {"epsilon": 1.0, "delta": 1e-3, "mechanism": "gaussian", **privacy},
+    }  # fmt: skip
+    with pytest.raises(RuntimeError, match="broken off"):
+        udpfl.run(settings, data=data, model=linear(), observers=[Stop(after, act)])
+    return tmp_path / "run"
+
+
+def edited(data):
+    """The same data with one record corrected."""
+    inputs, targets = (np.array(part) for part in data)
+    inputs[7] += 0.25
+    return inputs, targets
+
+
+def test_a_run_goes_on_with_the_same_records(tmp_path):
+    folder = begun(tmp_path, blobs())
+    assert udpfl.run(resume=folder, data=blobs(), model=linear()).privacy.kind == "guarantee"
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_one_edited_record_is_enough_to_refuse(tmp_path, shared):
+    """Even before the first round was answered by the client that has it."""
+    ledger = {"ledger": str(tmp_path / "shared.sqlite")} if shared else {}
+    folder = begun(tmp_path, blobs(), after=1, **ledger)
+    with pytest.raises(InvalidInput, match=r"the records of client-\d are not those"):
+        udpfl.run(resume=folder, data=edited(blobs()), model=linear())
+    assert udpfl.run(resume=folder, data=blobs(), model=linear()).privacy.kind == "guarantee"
+
+
+def test_a_ledger_from_a_backup_is_refused(tmp_path):
+    backup = tmp_path / "backup.sqlite"
+
+    def back_up():
+        with Ledger(tmp_path / "run" / "ledger.sqlite", read_only=True) as ledger:
+            ledger._file._db.execute("VACUUM INTO ?", (str(backup),))
+
+    folder = begun(tmp_path, blobs(), rounds=6, after=2, act=back_up)
+    with pytest.raises(RuntimeError, match="broken off"):
+        udpfl.run(resume=folder, data=blobs(), model=linear(), observers=[Stop(4)])
+    for name in ("ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm"):
+        (folder / name).unlink(missing_ok=True)
+    shutil.copy(backup, folder / "ledger.sqlite")
+    with pytest.raises(LedgerError, match="restored from a backup"):
+        udpfl.run(resume=folder, data=blobs(), model=linear())
+
+
+def test_the_ledger_of_another_run_is_refused(tmp_path):
+    (tmp_path / "other").mkdir()
+    folder, other = begun(tmp_path, blobs()), begun(tmp_path / "other", blobs())
+    for name in ("ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm"):
+        (folder / name).unlink(missing_ok=True)
+    shutil.copy(other / "ledger.sqlite", folder / "ledger.sqlite")
+    with pytest.raises(LedgerError, match="another ledger"):
+        udpfl.run(resume=folder, data=blobs(), model=linear())
+
+
+def test_a_checkpoint_ends_with_the_last_charge(tmp_path):
+    folder = begun(tmp_path, blobs())
+    checkpoint = RunFolder(folder).read_checkpoint()
+    with Ledger(folder / "ledger.sqlite", read_only=True) as ledger:
+        assert checkpoint.head == ledger.head()
+        assert ledger.holds(*checkpoint.head)
+        number, chain = checkpoint.head
+        assert number == 3 * checkpoint.round
+        assert not ledger.holds(number - 1, chain)
+        assert not ledger.holds(number + 1, chain)
+        assert not ledger.holds(0, chain)
+        assert ledger.holds(0, "")
+
+
+def test_a_refused_run_writes_nothing_to_a_shared_ledger(tmp_path):
+    path = tmp_path / "shared.sqlite"
+    settings = {
+        "training": {"rounds": 1},
+        "privacy": {"delta": 1e-3, "mechanism": "gaussian", "ledger": str(path)},
+    }
+    parts = np.array_split(np.arange(240), 3)
+    inputs, targets = blobs(240)
+    sites = [(inputs[part], targets[part]) for part in parts]
+    own = {"test": blobs(30), "model": linear()}
+    udpfl.run({**settings, "out": str(tmp_path / "a")}, data=sites, **own)
+    with Ledger(path, read_only=True) as ledger:
+        before = ledger.accounts(), ledger.head(), ledger._file.rows("SELECT id FROM runs")
+    fresh = (inputs[parts[0]] + 9, targets[parts[0]])
+    with pytest.raises(InvalidInput, match="known there as client-0"):
+        udpfl.run(
+            {**settings, "out": str(tmp_path / "b")},
+            data=[fresh, sites[0], sites[2]],
+            **own,
+        )
+    with Ledger(path, read_only=True) as ledger:
+        after = ledger.accounts(), ledger.head(), ledger._file.rows("SELECT id FROM runs")
+    assert after == before
