@@ -259,11 +259,13 @@ def test_shards_give_few_labels():
     assert max(len(np.unique(SORTED[part])) for part in divide("iid", 10)) == 10
 
 
-def test_columns_make_clients():
+def test_columns_make_clients(caplog):
     site = np.array(["b", "a", "c", "b", "a", "d"])
     options = {"targets": np.zeros(6, int), "columns": {"site": site}}
     assert [part.tolist() for part in divide("column", 4, **options)] == [[1, 4], [0, 3], [2], [5]]
+    assert not caplog.records
     assert [part.tolist() for part in divide("column", 2, **options)] == [[1, 2, 4], [0, 3, 5]]
+    assert "4 distinct values: they are dealt out to 2 clients" in caplog.text
     with refused("4 distinct values", "data.clients"):
         divide("column", 5, **options)
     with refused("did you mean site", "data.by"):

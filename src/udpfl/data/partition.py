@@ -9,6 +9,7 @@ power-law  shuffled, the k-th client's share proportional to k^-exponent
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Literal, get_args
 
@@ -17,6 +18,8 @@ import numpy as np
 from udpfl.data.options import alternatives
 from udpfl.data.records import Array, Indices
 from udpfl.errors import InvalidInput
+
+log = logging.getLogger(__name__)
 
 Partition = Literal["iid", "dirichlet", "shards", "column", "power-law"]
 _DRAWS = 100
@@ -126,6 +129,13 @@ def column(values: Array, clients: int) -> list[Indices]:
         raise InvalidInput(
             "data.clients",
             f"the column has {len(distinct)} distinct values, too few for {clients} clients",
+        )
+    if clients < len(distinct):
+        log.warning(
+            "the column has %d distinct values: they are dealt out to %d clients, so some of these "
+            "hold several",
+            len(distinct),
+            clients,
         )
     return _grouped(code % clients)
 
