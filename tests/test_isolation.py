@@ -501,6 +501,19 @@ def reseeded_secretly(net, t):
         return t + torch.rand_like(t)
 
 
+class Once(nn.Module):
+    """A layer that is not trained runs once for all records that are the same."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.encoder.requires_grad_(False)
+
+    def forward(self, x):
+        kinds, which = torch.unique(x, dim=0, return_inverse=True)
+        return self.head(torch.tanh(self.encoder(kinds))[which])
+
+
 LEAKS = {
     **{
         f"{share:g} of the mean from the {name}": Case(
@@ -608,6 +621,7 @@ LEAKS = {
     "cut, mean over its own length": Case(
         lambda: Bag(of_own_length, to_longest), public=padded_sentences, private=padded_sentences
     ),
+    "looks at each kind of record once": Case(Once),
     "loss: pairs of two classes, sorted": Case(Net, auc, public=by_class_order),
     "loss: pairs of two classes, one of them unseen": Case(Net, auc, public=of_one_class),
     "loss: by other labels, sorted": Case(Net, by_other_labels, public=by_class_order),

@@ -196,6 +196,52 @@ def test_large_inputs_are_tried_like_small_ones(lanes):
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("lanes", [1, 4, 24])
+def test_rounding_before_a_step_shows_in_no_gradient(lanes):
+    """The gradient of a hinge is one of two numbers: what decides on it has to be looked at."""
+    generator = torch.Generator().manual_seed(0)
+    net = nn.Linear(64, 1)
+    model = LaneModel(net, lambda o, t: F.relu(1 - (2 * t - 1) * o[:, 0]))
+    public, labels = torch.randn(40, 64, generator=generator), (torch.arange(40) % 2).float()
+    model.check(model.initial(), public, labels)
+    widths = model.widths(public, labels, lanes, 64, 20.0)
+    weight = torch.randn(1, 64, generator=generator)
+    for count in (9, 33, 50):
+        width = widths.fit(count)
+        x = torch.randn(1, 64, generator=generator).expand(lanes, width, 64).contiguous()
+        outputs = torch.baddbmm(
+            torch.zeros(lanes, 1, 1), x, weight.t().expand(lanes, 64, 1).contiguous()
+        )
+        assert torch.equal(outputs, outputs[:, :1].expand_as(outputs))
+
+
+def test_powers_of_tensors_are_no_squares():
+    class Power(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.layer(2.0**x + x.abs().pow(torch.full((6,), 2.0)))
+
+    model = LaneModel(Power(), cross_entropy)
+    x, y = torch.rand(20, 6), torch.arange(20) % 3
+    model.check(model.initial(), x, y)
+    assert model.book_keeping
+    sums(model, x, y, model.initial(), torch.arange(20))
+
+
+def test_lenet_has_wide_passes():
+    """Biases of 6 channels are not added up by products, which would round by place."""
+    net = nn.Sequential(
+        nn.Conv2d(1, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(),
+        nn.MaxPool2d(2), nn.Flatten(), nn.Linear(256, 84), nn.ReLU(), nn.Linear(84, 10),
+    )  # fmt: skip
+    model = LaneModel(net, cross_entropy)
+    widths = model.widths(torch.randn(9, 1, 28, 28), torch.arange(9), 4, 512, 25.0)
+    assert 25 <= widths.fit(25) <= 64
+
+
 def test_a_model_without_gradients_has_one_width():
     net = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2))
     model = LaneModel(net, lambda o, t: 0.0 * F.cross_entropy(o, t, reduction="none"))

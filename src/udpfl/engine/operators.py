@@ -7,7 +7,7 @@ be found by trying some. Then it matters whether a row lies at the end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -51,23 +51,29 @@ class Seen(NamedTuple):
 
 
 class Operators(TorchDispatchMode):
-    """Notes every operator that runs while it is active, and the shapes of what it gives."""
+    """Notes every operator that runs while it is active, and the shapes of what it gives.
 
-    def __init__(self) -> None:
+    `look` is shown what is not exact: sums, and what operators give that are not known.
+    """
+
+    def __init__(self, look: Callable[[Tensor], None] | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.seen: list[Seen] = []
+        self._look = look
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         given = func(*args, **(kwargs or {}))
         name = func._schema.name.removeprefix("aten::")
-        if name.startswith("pow") and args[1] == 2:
+        if name.startswith("pow") and isinstance(args[1], (int, float)) and args[1] == 2:
             name = "square"
         for value in tree_leaves(given):
             if isinstance(value, Tensor):
                 kind = "" if value.is_floating_point() else "!"  # not a number that is rounded
                 self.seen.append(Seen(kind + name, tuple(value.shape)))
+                if self._look and not kind and name.removesuffix("_") not in _EXACT:
+                    self._look(value)
         return given
 
 

@@ -47,6 +47,8 @@ _INSIDE: tuple[tuple[Batch, int], ...] = (((0, 2), (1, 3)), 3), (_LANES, 6)
 two sizes because the first axis of a tensor may have the batch's length by chance."""
 _BREAKS = (math.inf, -math.inf, math.nan, 1e30)
 """What that row is filled with."""
+_OTHERS = ((0, 0, 0, 0), (0, 1, 2, 3), (3, 3, 0, 0), (5, 5, 5, 7))
+"""Batches of one size: of equal rows and of different ones."""
 _CROWD = 65
 """Rows of the largest batch: models may do something else from a certain number on."""
 
@@ -172,16 +174,18 @@ def _why_not_in_float32(model: LaneModel, lanes: Tensor, rows: Rows) -> str | No
     bench = Bench(model.copied(torch.float32), lanes, rows, torch.float32)
     try:
         bench.gradients(_LANES)
-        computed = [_computed(bench, row) for row in ROWS]
+        single = [_computed(bench, (row,)) for row in ROWS]
+        several = [_computed(bench, rows) for rows in _OTHERS]
     except Exception as error:  # whatever the user's own code raises
         return f"the layer rules failed: {first_line(error)}"
-    return None if all(own == computed[0] for own in computed) else _DECIDE
+    same = all(own == kind[0] for kind in (single, several) for own in kind)
+    return None if same else _DECIDE
 
 
-def _computed(bench: Bench, row: int) -> list[Seen]:
-    """What is computed in a pass of one row."""
+def _computed(bench: Bench, rows: tuple[int, ...]) -> list[Seen]:
+    """What is computed in a pass of these rows."""
     with Operators() as operators:
-        bench.gradients(((row,),))
+        bench.gradients((rows,))
     return operators.seen
 
 

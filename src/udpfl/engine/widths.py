@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -58,30 +57,34 @@ class Widths:
 
     def _chosen_records(self, inputs: Tensor, targets: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Public and random records with a gradient to look at, one for every lane at a time."""
-        chosen: list[tuple[Tensor, Tensor]] = []
-        for x, y in zip(*_pool(inputs, targets, self._lanes), strict=True):
-            pieces = self._gradients(x, y, 1).pieces(self._order)
-            sizes = pieces[0]
-            if not bool((torch.isfinite(sizes) & (sizes > 0)).all()):
-                continue  # nothing in it would be rounded
-            chosen.append((x, y))
-            narrowest = min((p.shape[2] for p in pieces[1:]), default=1)
+        inputs, targets = _pool(inputs, targets, self._lanes)
+        found: list[Tensor] = []
+        for places in torch.arange(len(inputs), device=inputs.device).split(self._lanes):
+            pieces = self._gradients(inputs[places], targets[places], 1).pieces(self._order)
+            sizes = pieces[0].flatten()
+            found += places[torch.isfinite(sizes) & (sizes > 0)]  # else nothing would be rounded
+            narrowest = min((piece.shape[2] for piece in pieces[1:]), default=1)
             if len(pieces) == 2:  # torch.func hides its layers
                 narrowest = max(1, _NUMBERS // _HIDDEN)
-            if len(chosen) * self._lanes * narrowest >= _NUMBERS:
+            if len(found) * narrowest >= _NUMBERS and len(found) >= self._lanes:
                 break
-        return chosen
+        if not found:
+            return []
+        groups = -(-len(found) // self._lanes)
+        chosen = torch.stack(found).repeat(self._lanes)[: groups * self._lanes].split(self._lanes)
+        return [(inputs[own], targets[own]) for own in chosen]
 
     def _chosen(self, expected: float) -> tuple[int, list[Tensor] | None]:
         """A width from a public expectation, and its bits."""
-        wanted = self._from(expected + 3 * math.sqrt(expected))[0]
-        if not self._records:  # nothing can be seen: one width for all passes
+        if not self._records:  # nothing can be seen of what places do
             self._known = dict.fromkeys(self._candidates, False)
-            return wanted, None
+            return 1, None
+        wanted = self._from(expected + 3 * math.sqrt(expected))
         if not _agree(self._bits(1), self._bits(1)):  # it draws: no two answers are alike
             self._known = dict.fromkeys(self._candidates, True)
             return self._candidates[-1], None
-        for width in (wanted, *(w for w in reversed(self._candidates) if w & (w - 1) == 0)):
+        above = [next((w for w in wanted if w % step == 0), wanted[0]) for step in (1, 4, 16, 32)]
+        for width in (*above, *(w for w in reversed(self._candidates) if w & (w - 1) == 0)):
             bits = self._bits(width)
             if bits is not None:
                 self._known[width] = True
@@ -105,16 +108,17 @@ class Widths:
         """What the gradients of some records are made of; None if that changes with the place."""
         found: list[Tensor] = []
         for x, y in self._records:
-            operators = Operators()
-            with operators if x.device.type == "cpu" and width > 1 else nullcontext():
+            rows = _Rows(self._lanes, width)
+            with Operators(rows.add) as operators:
                 gradients = self._gradients(x, y, width)
-            if not in_whole_vectors(operators.seen, torch.get_num_threads()):
+            on_cpu = x.device.type == "cpu" and width > 1
+            if on_cpu and not in_whole_vectors(operators.seen, torch.get_num_threads()):
                 return None
             for piece in gradients.pieces(self._order):
-                rows = piece.nan_to_num(0.0)
-                if not torch.equal(rows, rows[:, :1].expand_as(rows)):
-                    return None
-                found.append(rows[:, 0].clone())
+                rows.add(piece)
+            if not rows.alike:
+                return None
+            found += rows.first
         return found
 
     def _gradients(self, inputs: Tensor, targets: Tensor, width: int) -> Gradients:
@@ -126,8 +130,29 @@ class Widths:
         return self._model.gradients(self._parameters, x, y, real)
 
 
+class _Rows:
+    """What is computed of the rows of a pass that are all the same."""
+
+    def __init__(self, lanes: int, width: int) -> None:
+        self._shape = (lanes, width)
+        self.alike = True
+        """Whether all rows of a lane had the same bits, in all that was shown."""
+        self.first: list[Tensor] = []
+        """The bits of the first rows."""
+
+    def add(self, computed: Tensor) -> None:
+        """Look at [lanes * width, ...] or [lanes, width, ...]; of others nothing is known."""
+        lanes, width = self._shape
+        is_flat = computed.shape[:1] == (lanes * width,)
+        if not self.alike or not (is_flat or computed.shape[:2] == self._shape):
+            return
+        rows = computed.detach().reshape(lanes, width, -1).nan_to_num(0.0)
+        self.alike = torch.equal(rows, rows[:, :1].expand_as(rows))
+        self.first.append(rows[:, 0].clone())
+
+
 def _agree(some: list[Tensor] | None, others: list[Tensor] | None) -> bool:
-    if some is None or others is None:
+    if some is None or others is None or len(some) != len(others):
         return False
     return all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
 
@@ -148,18 +173,16 @@ def _random_weights(model: LaneModel) -> Tensor:
     return model.layout.flat(named)
 
 
-def _pool(
-    inputs: Tensor, targets: Tensor, lanes: int
-) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Records to choose from, [lanes, ...] each: public ones in turns with random ones, because
-    the former may saturate a loss, and then nothing is rounded."""
+def _pool(inputs: Tensor, targets: Tensor, lanes: int) -> tuple[Tensor, Tensor]:
+    """Records to choose from: public ones in turns with random ones, because the former may
+    saturate a loss, and then nothing is rounded."""
     count = -(-_POOL // lanes) * lanes
     places = torch.arange(count, device=inputs.device)
     x, y = inputs[places % len(inputs)], targets[places % len(targets)]
     if x.is_floating_point():
         drawn = random_records(inputs, targets, count)[0]
         x = torch.where((places % 2 == 0).view(-1, *[1] * (x.dim() - 1)), x, drawn)
-    return x.split(lanes), y.split(lanes)
+    return x, y
 
 
 def random_records(inputs: Tensor, targets: Tensor, count: int = _POOL) -> tuple[Tensor, Tensor]:

@@ -223,8 +223,11 @@ class Convolution(Rule):
         """Gradients of the bias, made once: in another order a sum that cancels is another one."""
         if "bias" not in use.written:
             rows = self._gradient_rows(use)
-            ones = rows.new_ones(1, 1, rows.shape[2]).expand(rows.shape[0] * rows.shape[1], -1, -1)
-            sums = torch.bmm(ones, rows.flatten(0, 1))
+            if rows.shape[3] % 4:  # a product would add up by where a row lies
+                sums = rows.sum(2)
+            else:
+                ones = rows.new_ones(1, 1, rows.shape[2]).expand(rows[:, :, 0, 0].numel(), -1, -1)
+                sums = torch.bmm(ones, rows.flatten(0, 1))
             use.written["bias"] = sums.view(use.lanes, -1, self.module.bias.numel())
         return use.written["bias"]
 
