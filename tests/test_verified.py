@@ -130,6 +130,33 @@ def test_an_untouched_run_is_verified(capsys, kept, tmp_path, name):
     assert ">Verified</span>" in (kept / name / "report.html").read_text()
 
 
+METHODS = {
+    "paced": {"privacy": {"pace": "increasing"}},
+    "adaptive clip": {"privacy": {"clip_quantile": 0.5}},
+    "trusted server": {"training": {"algorithm": "dp-fedavg"}, "privacy": {"unit": "client"}},
+    "shuffled": {"training": {"shuffle": True}},
+    "some clients": {"training": {"clients_per_round": 1, "rounds": 2}},
+    "seeded": {"privacy": {"randomness": "seeded"}},
+    "plain": {"privacy": "none"},
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_runs_of_every_kind_agree_with_their_ledger(capsys, tmp_path, name):
+    chosen = {"out": str(tmp_path / "run"), "threads": 1, **METHODS[name]}
+    privacy = chosen.pop("privacy", {})
+    if privacy != "none":
+        privacy = {"epsilon": 4.0, "delta": 1e-3, "mechanism": "gaussian", **privacy}
+    training = {"rounds": 3, **chosen.pop("training", {})}
+    settings = {"data": {"clients": 3}, "training": training, "privacy": privacy, **chosen}
+    folder = udpfl.run(settings, data=blobs(), model=linear()).folder
+    state, reasons, said, page = outcome(capsys, folder)
+    assert (state, reasons) == ("verified", "")
+    private = name not in ("seeded", "plain")
+    assert is_green(page) == private
+    assert ("Not private" in said) != private
+
+
 def test_the_statement_is_the_recomputed_one(capsys, run):
     _, (found,), _, _ = report(capsys, run)
     with Ledger(run / "ledger.sqlite", read_only=True) as ledger:
@@ -211,6 +238,11 @@ def test_an_edited_header_of_the_model_is_found(capsys, run):
 def test_an_edited_sentence_in_the_model_is_found(capsys, run):
     restamp(run, lambda stamp: stamp.update(statement="(ε = 0.1, δ = 0)-DP"))
     contradicted(capsys, run, "the header of the model has another statement")
+
+
+def test_a_model_has_to_say_what_it_cost(capsys, run):
+    restamp(run, lambda stamp: stamp.pop("privacy"))
+    contradicted(capsys, run, "the header of the model has no statement")
 
 
 def test_model_and_summary_end_with_the_same_charge(capsys, run):

@@ -167,12 +167,13 @@ class _Folder:
         unsure = self.head is None and bool(self.identity.get("ledger"))
         up_to = ledger.last_charge(self.run) if unsure else self.head and self.head[0]
         found: dict[str, PrivacyStatement] = {}
-        for place, person in enumerate(self.people):
+        accounts = self._accounts(ledger, charged)
+        for person in self.people:
             name, own = person["name"], said[person["name"]]
             found[name] = own
             if own.kind == "none":  # claims nothing
                 continue
-            account = self._account(ledger, charged, place)
+            account = accounts.get(name)
             if account is None:
                 yield Difference(f"the ledger has no account of {name}")
             elif own.delta not in _deltas(ledger, account, person):
@@ -186,26 +187,28 @@ class _Folder:
         total = largest((said if unsure else found).values())
         stated = PrivacyStatement.from_dict(summary["privacy"])
         yield from differences("summary.json for the run", stated, total)
-        if self.stamp and "privacy" in self.stamp:
+        if self.stamp is not None and (self.head is not None or "privacy" in self.stamp):
+            if "privacy" not in self.stamp:
+                yield Difference("the header of the model has no statement")
+                return
             stated = PrivacyStatement.from_dict(self.stamp["privacy"])
             yield from differences("the header of the model", stated, total)
             if self.stamp.get("statement") != summary.get("statement"):
                 yield Difference("the header of the model has another statement than summary.json")
 
-    def _account(self, ledger: Ledger, charged: Sequence[Account], place: int) -> Account | None:
-        """The client's account: the one that this run charged, or that of its data."""
-        name = self.people[place]["name"]
-        fingerprints = self.identity.get("fingerprints", ())
-        own = [found for found in charged if found.client == name]
-        known = [
-            found
-            for found in ledger.find(name)
-            if not fingerprints or found.fingerprint == fingerprints[place]
-        ]
-        return next(iter(own or known), None)
+    def _accounts(self, ledger: Ledger, charged: Sequence[Account]) -> dict[str, Account]:
+        """Each client's account: the one that this run charged, or that of its data."""
+        names = [person["name"] for person in self.people]
+        data = dict(zip(names, self.identity.get("fingerprints") or (), strict=False))
+        known = {
+            found.client: found
+            for found in ledger.accounts()
+            if data.get(found.client, found.fingerprint) == found.fingerprint
+        }
+        return known | {found.client: found for found in charged}
 
 
-def _deltas(ledger: Ledger, account: Account, person: Row) -> set[float]:
+def _deltas(ledger: Ledger, account: Account, person: Row) -> set[float | None]:
     """At which deltas the client may be stated: of budgets it has had, else its own."""
-    own = person["budget"][1] if person["budget"] else person["delta"]
+    own = person["budget"][1] if person["budget"] else person.get("delta")
     return {budget.delta for budget in ledger.budgets(account.id)} | {own}
