@@ -58,7 +58,10 @@ class Trained:
         except InvalidInput as error:
             raise InvalidInput("run", error.message) from None
         if not folder.model.is_file():
-            raise InvalidInput("run", f"{str(path)!r} has no model: the run is not finished")
+            raise InvalidInput(
+                "run",
+                f"{str(path)!r} has no model: not finished, or nobody trained in it",
+            )
         settings = settings_of(folder)
         data = dataset_of(settings, None, None)
         if data.owners is not None and len(data.owners) != settings.data.clients:

@@ -110,7 +110,10 @@ class Target:
             people = planned(settings, data, parts, schedule, dimension, algorithm)
         else:
             if not (folder.path / "model.safetensors").is_file():
-                raise InvalidInput("run", f"{str(where)!r} has no model: the run is not finished")
+                raise InvalidInput(
+                    "run",
+                    f"{str(where)!r} has no model: not finished, or nobody trained in it",
+                )
             network.load_state_dict(load_file(folder.path / "model.safetensors"))
             people = [Participant.from_dict(row) for row in folder.read_json("participants.json")]
         # The client with the most records: it takes the most canaries.

@@ -25,6 +25,7 @@ from udpfl.cli.ledgers import (
     account_to_charge,
     accounts_of,
     balance_of,
+    missing_head,
     only_account,
     open_ledger,
 )
@@ -289,17 +290,35 @@ def export(
 
 
 @budget.command()
-def verify(ledger: LedgerPath, trust: Trust = None) -> None:
+def verify(
+    ledger: LedgerPath,
+    against: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="RUN",
+            help="Also check that the ledger holds the charge this run ended with. May be "
+            "repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    trust: Trust = None,
+) -> None:
     """Check that no charge is missing, edited or unreadable. Exit code 1 if one is.
 
-    Example:
+    A ledger that was put back from an older copy is sound by itself: `--against` compares it with
+    what the folders of runs remember of it.
+
+    Examples:
 
     udpfl budget verify site.sqlite
+
+    udpfl budget verify site.sqlite --against runs/first --against runs/second
     """
     trust_all(trust)
     try:
         with open_ledger(ledger) as opened:
             problems = opened.verify()
+            problems += [said for run in against or () if (said := missing_head(opened, run))]
             if not problems:
                 charges, clients = len(list(opened.history())), len(opened.accounts())
     except LedgerError as error:
@@ -308,7 +327,8 @@ def verify(ledger: LedgerPath, trust: Trust = None) -> None:
         typer.echo(problem)
     if problems:
         raise typer.Exit(1)
-    typer.echo(f"sound: {charges:,} charges of {clients:,} clients")
+    held = f"; holds what {len(against)} runs ended with" if against else ""
+    typer.echo(f"sound: {charges:,} charges of {clients:,} clients{held}")
 
 
 def _plain(entry: Entry) -> dict[str, Any]:

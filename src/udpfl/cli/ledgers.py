@@ -13,6 +13,7 @@ from udpfl.accounting.budget import Budget
 from udpfl.errors import InvalidInput, Unsupported
 from udpfl.ledger.charges import Account
 from udpfl.ledger.ledger import Ledger
+from udpfl.ledger.places import ledger_of
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,34 @@ def ledger_at(path: Path) -> Path:
 def of_run(folder: Path) -> Path:
     """The ledger that a run charged: its own, or the shared one it names."""
     try:
-        shared = json.loads((folder / "run.json").read_text())["ledger"]
-    except (OSError, ValueError, KeyError):
-        shared = None
-    return Path(shared) if shared else folder / "ledger.sqlite"
+        identity = json.loads((folder / "run.json").read_text())
+    except (OSError, ValueError):
+        identity = {}
+    return ledger_of(folder, identity)
+
+
+def missing_head(ledger: Ledger, folder: Path) -> str | None:
+    """A sentence where the ledger does not hold the charge that a run ended with."""
+    from udpfl.report.verification import head_of, stamp_of
+
+    if not (folder / "run.json").is_file():
+        raise InvalidInput("against", f"{str(folder)!r} is not a run folder: it has no run.json")
+    try:
+        summary = json.loads((folder / "summary.json").read_text())
+        heads = {head_of(summary), head_of(stamp_of(folder / "model.safetensors"))} - {None}
+    except FileNotFoundError:
+        return f"{folder} is not finished: it does not say with which charge it ended"
+    except (OSError, ValueError, AttributeError) as error:
+        return f"{folder} cannot be read: {error}"
+    if not heads:
+        return f"{folder} does not say with which charge it ended: an older version wrote it"
+    for number, chain in (head for head in heads if head is not None):
+        if not ledger.holds(number, chain):
+            return (
+                f"charge {number}, with which {folder} ended, is not in this ledger: it is another "
+                "one, or an older copy that was put back"
+            )
+    return None
 
 
 def accounts_of(ledger: Ledger, client: str | None) -> list[Account]:

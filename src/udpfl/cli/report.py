@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from udpfl.cli.options import Trust, trust_all
 from udpfl.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from udpfl.report import RunRecord
 
 
 def report(
@@ -31,8 +35,17 @@ def report(
         Literal["png", "svg"], typer.Option("--format", help="Format of these files.")
     ] = "png",
     trust: Trust = None,
+    json_: Annotated[
+        bool,
+        typer.Option(
+            "--json", help="Print one JSON object per run: whether its ledger says the same."
+        ),
+    ] = False,
 ) -> None:
     """Write the report of a run as one HTML file that works offline, or compare several runs.
+
+    Every client's ε is computed again from the ledger. Exit code 1 if a run folder says something
+    else than its ledger; the page is written all the same.
 
     Examples:
 
@@ -41,6 +54,8 @@ def report(
     udpfl report runs/first runs/second --out comparison.html
 
     udpfl report runs/first --figures figures --format svg
+
+    udpfl report runs/first --json
     """
     from udpfl.report import write_report
     from udpfl.report.read import distinct
@@ -50,10 +65,25 @@ def report(
     if target.suffix.lower() not in (".html", ".htm"):
         raise InvalidInput("out", f"the file must end in .html, got {target.name!r}")
     trust_all(trust)
-    write_report(runs, target)
-    typer.echo(str(target))
+    records = write_report(runs, target)
+    typer.echo("\n".join(json.dumps(_plain(run)) for run in records) if json_ else str(target))
     if figures is not None:
         from udpfl.report.figures import write_figures
 
         for path in write_figures(runs, figures, format_):
-            typer.echo(str(path))
+            typer.echo(str(path), err=json_)
+    contradicted = [run for run in records if run.contradicted]
+    for run in contradicted:
+        reasons = "; ".join(run.verification.reasons)
+        typer.echo(f"udpfl: {run.path} is contradicted by its ledger: {reasons}", err=True)
+    if contradicted:
+        raise typer.Exit(1)
+
+
+def _plain(run: RunRecord) -> dict[str, Any]:
+    return {
+        "run": str(run.path),
+        "state": run.verification.state,
+        "reasons": list(run.verification.reasons),
+        "statement": run.statement.to_dict(),
+    }

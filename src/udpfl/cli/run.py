@@ -206,7 +206,8 @@ def show(result: Run, console: Console) -> None:
         table.add_row("clients", f"{len(result.clients)} clients spent ε from {_range(result)}")
     scope = "this run only" if result.ledger_path.parent == result.folder else "shared between runs"
     table.add_row("ledger", escape(f"{result.ledger_path} ({scope})"))
-    table.add_row("model", escape(str(result.folder / "model.safetensors")))
+    model = result.folder / "model.safetensors"
+    table.add_row("model", escape(str(model)) if model.is_file() else "none: nobody has trained")
     if result.report.is_file():
         table.add_row("report", escape(str(result.report)))
     done = len(result.metrics)

@@ -8,9 +8,9 @@ metrics.jsonl        one line per round
 checkpoints/         the server's state after the latest rounds
 ledger.sqlite        charges and answers, unless the run uses a shared ledger
 updates/             released messages of the rounds in `record_updates`
-model.safetensors    the final global model, under the model's own parameter names
+model.safetensors    the final global model, if one was trained, under its own parameter names
 evaluation.json      the final model on the test split: confusion matrix, or errors by output
-summary.json         what `udpfl run --json` prints, and each client's statement
+summary.json         what `udpfl run --json` prints, each client's statement, the last charge
 report.html          all of it on one page, for people
 """
 

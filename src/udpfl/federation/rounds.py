@@ -310,17 +310,20 @@ class Federation:
             self.metrics[-1] |= self._spending()
             self.folder.rewrite_metrics(self.metrics)
 
-    def statements(self) -> dict[str, PrivacyStatement]:
-        """What each client has spent: in the ledger, or nominally in this run."""
+    def statements(self, up_to: int | None = None) -> dict[str, PrivacyStatement]:
+        """What each client has spent: in the ledger, or nominally in this run.
+
+        `up_to` is the number of the last charge that counts.
+        """
         if reason := self.unclaimed or nothing_claimed(self.config):
             return {site.participant.name: PrivacyStatement.none(reason) for site in self.sites}
-        return {site.participant.name: self._statement(site) for site in self.sites}
+        return {site.participant.name: self._statement(site, up_to) for site in self.sites}
 
-    def _statement(self, site: Site) -> PrivacyStatement:
+    def _statement(self, site: Site, up_to: int | None) -> PrivacyStatement:
         """Everything in the ledger; where this run is nominal, its own number in front of that."""
         delta, privacy = self._delta(site), self.config.privacy
         scalar = isinstance(privacy, PrivacyConfig) and privacy.accounting == "scalar"
-        statement = self.ledger.statement(site.account, delta, self.run if scalar else None)
+        statement = self.ledger.statement(site.account, delta, self.run if scalar else None, up_to)
         own = (site.note,) if site.note else ()
         return replace(statement, notes=(*statement.notes, *own, *self.assumptions))
 

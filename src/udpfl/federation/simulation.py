@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -196,11 +197,15 @@ def run(
         final = federation.train(start)
         if algorithm.trusts_server:
             ledger.forget(identity["id"], len(schedule))  # what clients sent was for one reader
-        statements = federation.statements()
+        head = ledger.head()  # others may charge a shared ledger meanwhile
+        statements = federation.statements(head[0])
         trained = _filled(network, lane_model, final)
         privacy = largest(statements.values())
-        stamp = {"statement": str(privacy), "privacy": privacy.to_dict()}
-        folder.write_model(dict(trained.state_dict()), stamp)
+        stamp: dict[str, Any] = {"statement": str(privacy), "privacy": privacy.to_dict()}
+        if privacy.kind != "none":  # a seeded run comes to the same bits, whenever it was charged
+            stamp["head"] = list(head)
+        if federation.metrics:  # else nobody has trained, and there is no model to hand on
+            folder.write_model(dict(trained.state_dict()), stamp)
         folder.write_json(
             "evaluation.json",
             final_evaluation(lane_model, final, test_inputs, test_targets, dataset),
@@ -230,6 +235,7 @@ def run(
                 "parameters": lane_model.layout.dimension,
                 "clients": {n: s.to_dict() for n, s in statements.items()},
                 "rounding": _rounding(people, privacy),
+                "head": list(head),
                 "budgets": {site.participant.name: _held(ledger, site) for site in sites},
             },
         )
@@ -336,6 +342,7 @@ def _begun(
         stamp = "nominal: scalar accounting, not a privacy guarantee"
     else:
         stamp = "private: vector accounting, a guarantee"
+    shared = privacy.ledger if isinstance(privacy, PrivacyConfig) else None
     identity = {
         "id": secrets.token_hex(8),
         "udpfl": __version__,
@@ -344,12 +351,16 @@ def _begun(
         "privacy": stamp,
         "fingerprints": list(fingerprints),
         # A shared ledger stays where it is, wherever the run is resumed from.
-        "ledger": str(Path(privacy.ledger).absolute())
-        if isinstance(privacy, PrivacyConfig) and privacy.ledger
-        else None,
+        "ledger": str(Path(shared).absolute()) if shared else None,
+        # Whoever gets folder and ledger together finds it by this.
+        "ledger_from_here": _way(folder.path, Path(shared)) if shared else None,
     }
     folder.write_json("run.json", identity)  # last: with it the folder can be resumed
     return folder
+
+
+def _way(folder: Path, file: Path) -> str:
+    return os.path.relpath(file.resolve(), folder.resolve())
 
 
 def _require_same_model(people: Sequence[Participant], dimension: int) -> None:

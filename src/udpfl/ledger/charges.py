@@ -129,7 +129,7 @@ def entries(file: LedgerFile, account: int | None = None) -> list[Entry]:
 
 
 def chain_problems(file: LedgerFile) -> Iterator[str]:
-    """Charges that are missing, were edited, or cannot be read."""
+    """Charges that are missing or were edited."""
     expected, previous = 1, ""
     for number, *content, chain in file.each(
         "SELECT c.id, c.account, a.client, a.fingerprint, c.run, r.randomness, c.round, c.count, "
@@ -145,6 +145,10 @@ def chain_problems(file: LedgerFile) -> Iterator[str]:
     for (last,) in file.each("SELECT seq FROM sqlite_sequence WHERE name = 'charges'"):
         if last != expected - 1:
             yield _missing(expected, last)
+
+
+def event_problems(file: LedgerFile) -> Iterator[str]:
+    """Charges whose release cannot be read."""
     for entry in entries(file):
         try:
             _ = entry.event

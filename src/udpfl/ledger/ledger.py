@@ -34,6 +34,7 @@ from udpfl.ledger.charges import (
     append_charge,
     chain_problems,
     entries,
+    event_problems,
 )
 from udpfl.ledger.file import LedgerFile, now
 from udpfl.ledger.outbox import Outbox
@@ -58,7 +59,7 @@ class Ledger:
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self._file = LedgerFile(Path(path), read_only=read_only)
         self._outbox = Outbox(self._file)
-        self._spending: dict[tuple[int, str | None], Spending] = {}
+        self._spending: dict[tuple[int, str | None, int | None], Spending] = {}
         self._known: dict[int, Account] = {}
 
     def __enter__(self) -> Self:
@@ -143,6 +144,11 @@ class Ledger:
         query = "SELECT count(DISTINCT round) FROM charges WHERE run = ? AND account = ?"
         return int(self._file.rows(query, run, account)[0][0])
 
+    def last_charge(self, run: str) -> int:
+        """The number of a run's last charge; 0 before its first."""
+        query = "SELECT ifnull(max(id), 0) FROM charges WHERE run = ?"
+        return int(self._file.rows(query, run)[0][0])
+
     def set_budget(self, account: int, budget: Budget) -> None:
         """Set what all releases of the account may cost. Earlier budgets stay on record."""
         self._owner(account)
@@ -154,11 +160,14 @@ class Ledger:
 
     def budget(self, account: int) -> Budget | None:
         """The budget set last, by whichever process; None where none was."""
+        found = self.budgets(account)
+        return found[-1] if found else None
+
+    def budgets(self, account: int) -> list[Budget]:
+        """Every budget that was ever set, the last one counts."""
         self._owner(account)
-        rows = self._file.rows(
-            "SELECT epsilon, delta FROM budgets WHERE account = ? ORDER BY id DESC LIMIT 1", account
-        )
-        return Budget(*rows[0]) if rows else None
+        query = "SELECT epsilon, delta FROM budgets WHERE account = ? ORDER BY id"
+        return [Budget(*row) for row in self._file.rows(query, account)]
 
     def _owner(self, account: int) -> Account:
         if account not in self._known:
@@ -169,24 +178,31 @@ class Ledger:
 
     # What was spent, and what still fits
 
-    def spent(self, account: int, run: str | None = None) -> Event | None:
+    def spent(self, account: int, run: str | None = None, up_to: int | None = None) -> Event | None:
         """Everything charged so far, in one run or in all, as one event; None if nothing was.
+
+        With `up_to`, everything up to the charge of that number.
 
         Answers without a privacy claim are no event. `statement`, `would_exceed` and `commit` know
         of them and treat them as what they are.
         """
-        return as_event(self._caught_up(account, run).totals)
+        return as_event(self._caught_up(account, run, up_to).totals)
 
     def statement(
-        self, account: int, delta: float | None = None, nominal_run: str | None = None
+        self,
+        account: int,
+        delta: float | None = None,
+        nominal_run: str | None = None,
+        up_to: int | None = None,
     ) -> PrivacyStatement:
         """What all releases of the account, in all runs, cost together.
 
         At the delta of the account's budget unless `delta` says otherwise. Where something was
         imported, a note says what that takes on trust. With a `nominal_run` that has released
-        something, its own number in the paper's accounting stands in front of all that.
+        something, its own number in the paper's accounting stands in front of all that. With
+        `up_to`, what was charged after the charge of that number is left out.
         """
-        spending = self._caught_up(account)
+        spending = self._caught_up(account, up_to=up_to)
         if spending.seeded:
             return PrivacyStatement.none("noise of a seeded run can be computed by anyone")
         if delta is None:
@@ -201,7 +217,7 @@ class Ledger:
             statement = resting_on_imports(statement)
         if spending.trusting:
             statement = replace(statement, notes=(*statement.notes, TRUST))
-        own = None if nominal_run is None else self.spent(account, nominal_run)
+        own = None if nominal_run is None else self.spent(account, nominal_run, up_to)
         return statement if own is None else nominal_before(statement, own, delta)
 
     def would_exceed(self, account: int, event: Event) -> bool:
@@ -219,16 +235,19 @@ class Ledger:
         """
         return not self.would_exceed(account, event)
 
-    def _caught_up(self, account: int, run: str | None = None) -> Spending:
+    def _caught_up(
+        self, account: int, run: str | None = None, up_to: int | None = None
+    ) -> Spending:
         """What any process charged to the account, in one run or in all; reads new rows only."""
         self._owner(account)
-        spending = self._spending.setdefault((account, run), Spending())
+        spending = self._spending.setdefault((account, run, up_to), Spending())
         rows = self._file.rows(  # a charge whose run is gone still counts, and proves nothing
             "SELECT c.event, sum(c.count), max(r.randomness IS NOT 'entropy'), "
             f"max(c.run GLOB '{IMPORTED}*'), max(c.note = '{TRUSTED}'), max(c.id) "
             "FROM charges c LEFT JOIN runs r ON r.id = c.run "
-            "WHERE c.account = ? AND c.id > ? AND c.run = ifnull(?, c.run) GROUP BY c.event",
-            *(account, spending.last, run),
+            "WHERE c.account = ? AND c.id > ? AND c.run = ifnull(?, c.run) "
+            "AND c.id <= ifnull(?, c.id) GROUP BY c.event",
+            *(account, spending.last, run, up_to),
         )
         if rows:
             texts, counts, seeded, imported, trusting, last = zip(*rows, strict=True)
@@ -367,10 +386,15 @@ class Ledger:
             return chain == ""
         return self._file.rows("SELECT chain FROM charges WHERE id = ?", number) == [(chain,)]
 
-    def verify(self) -> list[str]:
-        """Every problem found, one sentence each; an empty list means that the ledger is sound."""
+    def verify(self, *, events: bool = True) -> list[str]:
+        """Every problem found, one sentence each; an empty list means that the ledger is sound.
+
+        Without `events` nobody tries to read the releases, which may name code of one's own.
+        """
         problems: list[str] = []
-        checks = (self._file.problems(), chain_problems(self._file), self._outbox.problems())
+        checks = [self._file.problems(), chain_problems(self._file), self._outbox.problems()]
+        if events:
+            checks.append(event_problems(self._file))
         for found in checks:
             try:
                 with self._file.snapshot():

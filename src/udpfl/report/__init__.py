@@ -23,8 +23,11 @@ __all__ = [
 ]
 
 
-def write_report(folders: Sequence[Path], target: Path) -> None:
-    """One page about one run, or one that compares several; the file appears whole or not."""
+def write_report(folders: Sequence[Path], target: Path) -> list[RunRecord]:
+    """One page about one run, or one that compares several; the file appears whole or not.
+
+    Returns what the folders say, and whether their ledgers say the same.
+    """
     if not folders:
         raise InvalidInput("run", "at least one run folder is needed")
     runs = read_runs(folders)
@@ -32,6 +35,7 @@ def write_report(folders: Sequence[Path], target: Path) -> None:
         _write(run_page(runs[0]), target)
     else:
         _write(comparison_page(runs), target)
+    return runs
 
 
 def write_comparison(

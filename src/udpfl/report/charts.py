@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from udpfl.accounting.statement import Kind
 from udpfl.report.protection import Clipped
-from udpfl.report.read import Client, RunRecord
+from udpfl.report.read import Client, RunRecord, Tone
 
 Values = list[float | None]
 Dash = Literal["solid", "dashed", "dotted"]
@@ -169,7 +169,7 @@ def _epsilon_by_round(run: RunRecord) -> Chart | None:
     if run.kind == "none":
         return None
     nominal = run.kind == "nominal"
-    colour, dash = run.kind, DASHES[run.kind]
+    colour, dash = run.tone, DASHES[run.kind]
     x, high = run.column("epsilon", "max")
     _, low = run.column("epsilon", "min")
     _, median = run.column("epsilon", "median")
@@ -183,19 +183,27 @@ def _epsilon_by_round(run: RunRecord) -> Chart | None:
             Series(f"{said}, median client", x, median, "second", dash),
         ]
         bands = (Band("all clients", x, low, high, colour, nominal),)
-    note = "What all releases up to a round cost together."
+    note = (
+        "What all releases up to a round cost together, as it was written down during the run; "
+        "not recomputed."
+    )
     if run.shared_ledger:
         note += " Earlier runs on the same ledger are included."
         if run.budget_name == "budget":
             note += " The budget is the one that it held when this run ended."
     if nominal:
         _, proved = run.column("guaranteed_epsilon", "max")
-        series.append(Series("ε that is guaranteed", x, proved, "guarantee"))
+        series.append(Series("ε that is guaranteed", x, proved, _proved(run)))
         note += " The axis is logarithmic: the guaranteed ε is far above the nominal one."
     return Chart(
         "epsilon", "Privacy spent by round", "round", _axis(run), "epsilon", tuple(series), bands,
         marks=_budget_marks(run), log=nominal, note=note, warning=NOMINAL if nominal else "",
     )  # fmt: skip
+
+
+def _proved(run: RunRecord) -> Tone:
+    """The colour of what is guaranteed in a nominal run."""
+    return "guarantee" if run.verification.state == "verified" else "unverified"
 
 
 def _epsilon_by_client(run: RunRecord) -> Chart | None:
@@ -211,7 +219,7 @@ def _epsilon_by_client(run: RunRecord) -> Chart | None:
         [client.statement.epsilon if client.statement else None for client in known],
         [client.budget[0] if client.budget else None for client in known],
         run.budget_name,
-        run.kind,
+        run.tone,
         nominal,
     )
     return Chart(

@@ -18,7 +18,7 @@ from udpfl.report.charts import (
     signal_note,
 )
 from udpfl.report.read import RunRecord
-from udpfl.report.words import UNITS, WHOSE, small, trusts_server
+from udpfl.report.words import UNITS, WHOSE, no_number, small, trusts_server
 
 _COLOURS = 8
 _LEFT_OUT = "nominal runs are left out"
@@ -170,7 +170,8 @@ def _labels(runs: Sequence[RunRecord]) -> list[str]:
     for run, name in zip(runs, unique_names(runs), strict=True):
         unit = "" if plain or run.kind == "none" else f", {WHOSE[run.unit]}"
         unit += ", trusted server" if trusts_server(run.statement) else ""
-        labels.append(f"{name} ({'not known' if run.unread else kinds[run.kind]}{unit})")
+        kind = no_number(run) if run.unread or run.contradicted else kinds[run.kind]
+        labels.append(f"{name} ({kind}{unit})")
     return labels
 
 

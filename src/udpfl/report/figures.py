@@ -14,6 +14,7 @@ from udpfl.report.read import RunRecord, read_runs
 
 _COLOURS = {
     "main": "#1f5fbf", "second": "#8a3fa0", "guarantee": "#14734a", "nominal": "#a85400",
+    "unverified": "#5b5f66",
     "run-0": "#1f5fbf", "run-1": "#b5176a", "run-2": "#0b7285", "run-3": "#7a3fb0",
     "run-4": "#7a6200", "run-5": "#4b5563", "run-6": "#6d4c41", "run-7": "#2b2f77",
 }  # fmt: skip

@@ -140,7 +140,7 @@ def _figures(
 
 def _privacy_of_each(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
     rows = "".join(
-        f'<li class="{run.kind}">{privacy_badge(run)} <strong>{text(name)}</strong>: '
+        f'<li class="{run.tone}">{privacy_badge(run)} <strong>{text(name)}</strong>: '
         f"{text(explain(run).headline)}</li>"
         for run, name in zip(runs, names, strict=True)
     )

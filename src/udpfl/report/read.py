@@ -8,16 +8,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from udpfl.accounting.events import Unit
 from udpfl.accounting.statement import Kind, PrivacyStatement, largest, shown
 from udpfl.config import Config, PrivacyConfig, load
 from udpfl.errors import InvalidInput, UdpflError
+from udpfl.ledger.places import ledger_of
 from udpfl.report.protection import Clipped, clip_of, in_sentences, noise_of, what_is_clipped
 from udpfl.report.so_far import spent_so_far
+from udpfl.report.verification import Verification, check_run
 
 Row = Mapping[str, Any]
+Tone = Literal["guarantee", "nominal", "none", "unverified"]
 _LATER = "the ledger was charged"
 
 
@@ -53,6 +56,8 @@ class RunRecord:
     clients: Sequence[Client]
     summary: Row | None
     evaluation: Row | None
+    verification: Verification
+    """Whether the ledger says the same."""
     unread: str | None = None
     """Why no number can be stated of a run under way that should have one."""
     uncounted: str | None = None
@@ -112,6 +117,17 @@ class RunRecord:
         return self.statement.kind
 
     @property
+    def contradicted(self) -> bool:
+        """Whether the folder says something else than its ledger: then it states no number."""
+        return self.verification.state == "contradicted"
+
+    @property
+    def tone(self) -> Tone:
+        """How it looks: as a guarantee only where that was verified."""
+        verified = self.verification.state == "verified"
+        return self.kind if verified or self.kind != "guarantee" else "unverified"
+
+    @property
     def unit(self) -> Unit:
         """Whose presence is hidden."""
         return _unit(self.config)
@@ -119,13 +135,15 @@ class RunRecord:
     @cached_property
     def statement(self) -> PrivacyStatement:
         """The largest spending of any client; of a run under way, all that its ledger holds."""
+        if self.unread:
+            return PrivacyStatement.none(self.unread)
+        if self.contradicted:
+            return PrivacyStatement.none("; ".join(self.verification.reasons))
         if self.summary:
             later = [c.statement.notes for c in self.clients if c.statement is not None]
             said = PrivacyStatement.from_dict(self.summary["privacy"])
             notes = (note for own in later for note in own if note.startswith(_LATER))
             return replace(said, notes=(*said.notes, *dict.fromkeys(notes)))
-        if self.unread:
-            return PrivacyStatement.none(self.unread)
         kind, reason = set_out_to_be(self.identity)
         if kind == "none":
             return PrivacyStatement.none(reason or "privacy is turned off")
@@ -139,7 +157,7 @@ class RunRecord:
     @property
     def ledger(self) -> Path:
         """Where its releases were charged."""
-        return _ledger(self.path, self.identity)
+        return ledger_of(self.path, self.identity)
 
     @property
     def shared_ledger(self) -> bool:
@@ -192,7 +210,7 @@ def read_run(path: Path) -> RunRecord:
     kind, _ = set_out_to_be(identity)
     spent: Mapping[str, PrivacyStatement] = {}
     if kind != "none":
-        ledger, run = _ledger(path, identity), str(identity.get("id"))
+        ledger, run = ledger_of(path, identity), str(identity.get("id"))
         try:
             spent = spent_so_far(ledger, run, people, metrics, kind == "nominal")
         except UdpflError as error:
@@ -201,6 +219,9 @@ def read_run(path: Path) -> RunRecord:
     if summary is not None:
         ended = {n: PrivacyStatement.from_dict(s) for n, s in summary.get("clients", {}).items()}
         statements, unread = {n: _with_later(s, spent.get(n)) for n, s in ended.items()}, None
+    verification = check_run(path, identity, people, metrics, summary, kind == "nominal")
+    if verification.state == "contradicted":
+        statements = {}
     # A ledger's budget bounds what is guaranteed; a nominal figure is not set against it.
     held = (summary or {}).get("budgets", {}) if kind != "nominal" else {}
     config = load(path / "config.toml")
@@ -219,16 +240,13 @@ def read_run(path: Path) -> RunRecord:
         ],
         summary=summary,
         evaluation=_of_training(_json(path / "evaluation.json"), metrics),
+        verification=verification,
         unread=unread,
         uncounted=uncounted,
         clipped=clipped,
         server_adds=trusted,
         protection=in_sentences(clipped, trusted, people, metrics),
     )
-
-
-def _ledger(path: Path, identity: Row) -> Path:
-    return Path(identity.get("ledger") or path / "ledger.sqlite")
 
 
 def _unit(config: Config) -> Unit:

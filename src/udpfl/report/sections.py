@@ -12,11 +12,17 @@ from udpfl.accounting.statement import shown
 from udpfl.config import Config, PrivacyConfig
 from udpfl.config.documents import known_keys
 from udpfl.report.charts import class_names
-from udpfl.report.read import RunRecord
+from udpfl.report.read import RunRecord, Tone
+from udpfl.report.verification import State
 from udpfl.report.words import counted, explain, label, no_number, small
 
 _MATRIX_LIMIT = 40
-NOTHING_TRAINED = "Nothing was trained: the model is the one that the run began with."
+NOTHING_TRAINED = "Nothing was trained, so there is no model."
+_LOOKS: dict[State, Tone] = {
+    "verified": "guarantee",
+    "not verified": "unverified",
+    "contradicted": "none",
+}
 
 
 def text(value: object) -> str:
@@ -37,8 +43,12 @@ def figure(value: Any, percent: bool = False) -> str:
 
 
 def privacy_badge(run: RunRecord) -> str:
-    """The kind of privacy in colour, pattern and words."""
-    return f'<span class="badge {run.kind}">{text(label(run))}</span>'
+    """The kind of privacy in colour, pattern and words, and whether the ledger says the same."""
+    kind = f'<span class="badge {run.tone}">{text(label(run))}</span>'
+    if run.kind == "none":  # claims nothing that could be verified
+        return kind
+    state = run.verification.state
+    return f'{kind} <span class="badge {_LOOKS[state]}">{state.capitalize()}</span>'
 
 
 def header(run: RunRecord) -> str:
@@ -118,7 +128,7 @@ def privacy(run: RunRecord) -> str:
     if said.limits:
         parts.append(f"<div><h3>What it does not cover</h3>{_listed(said.limits)}</div>")
     return (
-        f'<section class="privacy {run.kind}" aria-labelledby="privacy">'
+        f'<section class="privacy {run.tone}" aria-labelledby="privacy">'
         f'<h2 id="privacy">Privacy in plain words</h2><p class="headline">'
         f'{text(said.headline)}</p><div class="columns">{"".join(parts)}</div></section>'
     )
@@ -127,11 +137,26 @@ def privacy(run: RunRecord) -> str:
 def banner(run: RunRecord) -> str:
     """The statement in one line, in the colour and the pattern of its kind."""
     return (
-        f'<section class="privacy banner {run.kind}" aria-label="Privacy statement">'
+        f'<section class="privacy banner {run.tone}" aria-label="Privacy statement">'
         f'<p class="headline">{privacy_badge(run)} {text(explain(run).headline)}</p>'
+        f"{_checked(run)}"
         '<p><a href="#privacy">What this means, for whom, and what it does not cover</a></p>'
         "</section>"
     )
+
+
+def _checked(run: RunRecord) -> str:
+    """What the number was compared with, or why it could not be."""
+    if run.kind == "none":
+        return ""
+    if run.verification.state == "verified":
+        said = (
+            "Verified: every client’s ε was recomputed from the ledger when this page was made. "
+            "Its chain is sound, and it holds all charges of this run."
+        )
+    else:
+        said = f"Not verified: {'; '.join(run.verification.reasons)}."
+    return f'<p class="checked">{prose(said)}</p>'
 
 
 def paragraphs(lines: Iterable[str]) -> str:
@@ -266,6 +291,8 @@ def facts(run: RunRecord) -> str:
         ("sent by clients", _size(up)),
         ("sent by the server", _size(down)),
         ("ledger", "shared with other runs" if run.shared_ledger else "this run only"),
+        ("checked against it", run.verification.state),
+        ("last charge at the end", _charge(run)),
         ("accountant", run.statement.accountant if private else "–"),
         ("version", f"udpfl {identity.get('udpfl', '–')}, torch {identity.get('torch', '–')}"),
         ("run id", identity.get("id", "–")),
@@ -273,8 +300,14 @@ def facts(run: RunRecord) -> str:
     body = "".join(f'<tr><th scope="row">{k}</th><td>{text(v)}</td></tr>' for k, v in rows)
     return (
         '<section aria-labelledby="facts"><h2 id="facts">Run</h2>'
-        f'<table class="keys"><tbody>{body}</tbody></table></section>'
+        f'<table class="keys facts"><tbody>{body}</tbody></table></section>'
     )
+
+
+def _charge(run: RunRecord) -> str:
+    """The head of the chain: by it an older copy of the ledger can be told."""
+    head = run.verification.head
+    return "–" if head is None else f"{head[0]}: {head[1]}" if head[0] else "none"
 
 
 def _size(count: int) -> str:

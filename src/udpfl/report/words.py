@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from udpfl.accounting.events import Neighbours, Unit
 from udpfl.accounting.statement import PrivacyStatement, shown
 from udpfl.ledger.charges import TRUST
+from udpfl.report.notes import notes_of_all
 from udpfl.report.read import RunRecord
 
 LABELS = {
@@ -30,6 +31,7 @@ _NOT_YET = (
     "What the number assumes about the data, such as public sizes or labels, is written down when "
     "the run ends; this page cannot list it yet."
 )
+_STATED = ": stated when the run ended as an upper bound for every client, and not verified"
 RELATION = {"add-remove": "added or removed", "replace-one": "replaced by another"}
 
 
@@ -73,6 +75,20 @@ def explain(run: RunRecord) -> Explanation:
             limits=(),
             notes=(),
         )
+    if run.contradicted:
+        return Explanation(
+            headline=f"Contradicted: {statement.notes[0]}.",
+            meaning=(
+                "What this folder states and what its ledger holds do not fit together, so this "
+                "page states no number. Until that is cleared up, treat the model and the messages "
+                f"as if nothing bounded what they tell about a single {run.unit}.",
+            ),
+            beliefs=(),
+            belief="",
+            whom=("Nobody, as far as this page can say.",),
+            limits=(),
+            notes=(),
+        )
     if run.kind == "none":
         reason = "; ".join(statement.notes) or "nothing is claimed"
         return Explanation(
@@ -96,7 +112,7 @@ def explain(run: RunRecord) -> Explanation:
         belief=_belief(statement),
         whom=_whom(run, statement),
         limits=_limits(run, statement),
-        notes=statement.notes if run.finished else (*statement.notes, _NOT_YET),
+        notes=notes_of_all(run) if run.finished else (*notes_of_all(run), _NOT_YET),
     )
 
 
@@ -104,6 +120,8 @@ def label(run: RunRecord) -> str:
     """The kind of privacy in a few words."""
     if run.unread:
         return NOT_KNOWN
+    if run.contradicted:
+        return "Contradicted"
     whole = run.kind != "none" and run.statement.unit == "client"
     return LABELS[run.kind] + (", whole clients" if whole else "")
 
@@ -120,7 +138,7 @@ def counted(number: int, noun: str) -> str:
 
 def no_number(run: RunRecord) -> str:
     """What stands in the place of an epsilon where there is none."""
-    return "not known" if run.unread else "no bound"
+    return "not known" if run.unread else "contradicted" if run.contradicted else "no bound"
 
 
 def small(delta: float) -> str:
@@ -147,7 +165,9 @@ def _headline(run: RunRecord, statement: PrivacyStatement) -> str:
             f"δ = {small(statement.delta)}."
         )
     # A number that grows with the next round is no bound on the run.
-    bound = so_far or ": an upper bound that holds for every client"
+    verified = run.verification.state == "verified"
+    holds = ": an upper bound that holds for every client" if verified else _STATED
+    bound = so_far or holds
     if run.finished and run.shared_ledger:
         bound += ", as of the end of this run"
     if trusts_server(statement):
