@@ -652,8 +652,25 @@ class Notes(FedAvg):
         return {"update": local_update(received, train, note)}, state
 
 
+class ScaledByLargest(FedAvg):
+    """Divides by the largest norm so far, of whichever client."""
+
+    name = "scaled-by-largest"
+    without_records = "stays"
+
+    def client_step(self, received, state, train):
+        largest = 1e-6
+
+        def scaled(gradient, parameters, lane):
+            nonlocal largest
+            largest = max(largest, float(gradient.norm()))
+            return gradient / largest
+
+        return {"update": local_update(received, train, scaled)}, state
+
+
 def test_one_client_does_not_change_what_another_sends():
-    for method in (FedAvg, ScaledByAll):
+    for method in (FedAvg, ScaledByAll, ScaledByLargest):
         both, alone = (
             trained_together(method(ServerStep()), sizes) for sizes in ([20, 20], [20, 0])
         )

@@ -103,8 +103,32 @@ class Trainer:
         """One round of these clients, each on its own records, from what each has kept [L, ...].
 
         Guarantee: whatever records do to the tensors and the state goes through releases, and the
-        events are those of all of them.
+        events are those of all of them. Where gradients have no noise and the method's own code
+        sees them, clients take turns: nothing that it keeps of one reaches another.
         """
+        try:
+            return self._train(request, people, records, state)
+        except _TakeTurns:
+            each = [slice(client, client + 1) for client in range(len(people))]
+            steps = [
+                self._train(
+                    request,
+                    people[own],
+                    records[own],
+                    {name: kept[own] for name, kept in state.items()},
+                )
+                for own in each
+            ]
+            return _joined(steps)
+
+    def _train(
+        self,
+        request: Request,
+        people: Sequence[Participant],
+        records: Sequence[Tensor],
+        state: Tensors,
+    ) -> Step:
+        """One round of clients that are computed together."""
         training = _Training(self, request, people, records)
         if training.whole:
             tensors, state = self._in_isolation(request, state, training)
@@ -148,6 +172,29 @@ class Trainer:
         """What clients have kept that were never asked before [L, ...]."""
         fresh = self.algorithm.client_init(request.received["model"])
         return {name: torch.stack([tensor] * clients) for name, tensor in fresh.items()}
+
+
+class _TakeTurns(BaseException):
+    """Says that clients have to be trained one after the other; not for a method to catch."""
+
+
+def _joined(steps: Sequence[Step]) -> Step:
+    """What several clients have computed, one after the other."""
+
+    def mean(values: Sequence[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return sum(known) / len(known) if known else None
+
+    def stacked(parts: Sequence[Tensors]) -> Tensors:
+        return {name: torch.cat([own[name] for own in parts]) for name in parts[0]}
+
+    return Step(
+        stacked([step.tensors for step in steps]),
+        stacked([step.state for step in steps]),
+        tuple(own for step in steps for own in step.events),
+        mean([step.clipped_fraction for step in steps]),
+        mean([step.signal_to_noise for step in steps]),
+    )
 
 
 class _Training:
@@ -220,6 +267,8 @@ class _Training:
         self, start: Tensor, correct: Correct | None, state: Mapping[str, Tensor] | None
     ) -> Tensor:
         home = self._home
+        if self.whole and correct is not None and len(self._people) > 1:
+            raise _TakeTurns
         correct, own = self._pulled(start, correct, state or {})
         lanes = self._lanes.with_state(own, self._calls * max(self._lanes.steps))
         for events, person in zip(self.events, self._people, strict=True):
