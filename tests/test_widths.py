@@ -181,6 +181,19 @@ def test_every_thread_gets_whole_vectors(numbers, threads, is_whole):
     assert in_whole_vectors([Seen("sigmoid", (numbers,))], threads) == is_whole
 
 
+def test_no_thread_begins_within_a_row_that_has_gaps():
+    for rows, is_whole in ((1024, True), (1000, False)):
+        assert in_whole_vectors([Seen("sigmoid", (rows, 96), False)], 2) == is_whole
+        assert in_whole_vectors([Seen("sigmoid", (rows, 96), True)], 2)
+        assert in_whole_vectors([Seen("sigmoid", (rows, 96), False)], 1)
+    with Operators() as operators:
+        torch.sigmoid(torch.ones(4, 6).chunk(2, 1)[0])
+        torch.sigmoid(torch.ones(4, 6))
+    gate, plain = (seen for seen in operators.seen if seen.operator == "sigmoid")
+    assert not gate.is_dense
+    assert plain.is_dense
+
+
 @pytest.mark.parametrize("lanes", [1, 2])
 def test_large_inputs_are_tried_like_small_ones(lanes):
     """Where a loss is saturated there is nothing to be rounded, and any width would do."""

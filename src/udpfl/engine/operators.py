@@ -48,6 +48,8 @@ class Seen(NamedTuple):
 
     operator: str
     shape: tuple[int, ...]
+    is_dense: bool = True
+    """Whether all tensors in it lie in memory without gaps."""
 
 
 class Operators(TorchDispatchMode):
@@ -68,10 +70,12 @@ class Operators(TorchDispatchMode):
         name = func._schema.name.removeprefix("aten::")
         if name.startswith("pow") and isinstance(args[1], (int, float)) and args[1] == 2:
             name = "square"
+        tensors = [t for t in tree_leaves((args, kwargs, given)) if isinstance(t, Tensor)]
+        is_dense = all(t.is_contiguous() for t in tensors)
         for value in tree_leaves(given):
             if isinstance(value, Tensor):
                 kind = "" if value.is_floating_point() else "!"  # not a number that is rounded
-                self.seen.append(Seen(kind + name, tuple(value.shape)))
+                self.seen.append(Seen(kind + name, tuple(value.shape), is_dense))
                 if self._look and not kind and name.removesuffix("_") not in _EXACT:
                     self._look(value)
         return given
@@ -80,12 +84,15 @@ class Operators(TorchDispatchMode):
 def in_whole_vectors(seen: Iterable[Seen], threads: int) -> bool:
     """Whether every operator with a second formula for the end of a tensor does without it."""
     return all(
-        _is_whole(torch.Size(shape).numel(), threads)
-        for operator, shape in seen
-        if not operator.startswith("!") and operator.removesuffix("_") not in _HARMLESS
+        _is_whole(own, threads)
+        for own in seen
+        if not own.operator.startswith("!") and own.operator.removesuffix("_") not in _HARMLESS
     )
 
 
-def _is_whole(numbers: int, threads: int) -> bool:
+def _is_whole(seen: Seen, threads: int) -> bool:
+    numbers = torch.Size(seen.shape).numel()
     tasks = min(threads, -(-numbers // _SERIAL)) or 1
-    return -(-numbers // tasks) % _VECTORS == 0
+    # What has gaps is walked row by row: no thread may begin within one.
+    row = 1 if seen.is_dense or tasks == 1 else seen.shape[-1]
+    return -(-numbers // tasks) % (_VECTORS * row) == 0
