@@ -120,6 +120,7 @@ def test_one_run_of_the_scaling_benchmark() -> None:
     assert found["records_mib"] == pytest.approx(160 * (28 * 28 * 4 + 8) / 2**20)
 
 
+@pytest.mark.slow
 def test_two_versions_take_turns_and_the_median_of_their_ratios_counts() -> None:
     found = versions.measure(versions.ROOT, "logistic", rounds=3, starts=2, device="cpu")
     old, new = found["seconds"]["before"], found["seconds"]["now"]
@@ -230,6 +231,7 @@ def test_the_page_about_methods_quotes_the_result_file() -> None:
         assert tables.filled(page, "methods", methods.table(methods.known(found))) == page
 
 
+@pytest.mark.slow
 def test_a_comparison_is_timed_with_every_number_of_jobs() -> None:
     rows = compare_speed.measure("logistic", [1, 2], rounds=1, turns=1, device="cpu")
     assert [row["jobs"] for row in rows] == [1, 2]
