@@ -4,6 +4,8 @@ VENV := .venv
 CHECKED := src tests benchmarks examples docs/site.py docs/tutorial.ipynb
 BIN := $(VENV)/bin
 BENCH := .venv-bench
+# A process per core, and one thread each: small tensors keep one core busy, hardly ever several.
+PARALLEL := -n auto --maxprocesses 8 --dist worksteal
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: run plan test test-slow mutants lint format docs tutorial bench clean help
@@ -20,10 +22,10 @@ plan: $(VENV)/.base  ## compare the mechanisms for one budget, in high and in lo
 	$(BIN)/udpfl plan --mechanism all --epsilon 8 --steps 300 --sampling-rate 0.05 --dimension 1
 
 test: $(VENV)/.dev lint  ## lint, type check and test
-	$(BIN)/python -m pytest -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m "not slow"
 
 test-slow: $(VENV)/.dev  ## the long checks as well
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL)
 
 mutants: $(VENV)/.dev  ## put known faults into a copy of the code, one by one: a test has to fail for each
 	$(BIN)/python -m tests.mutants.run

@@ -571,6 +571,7 @@ HEEDLESS = [
 
 
 @pytest.mark.parametrize("method", HEEDLESS)
+@pytest.mark.usefixtures("one_thread")  # `KeepsTheLargest` expects all clients in one stack
 def test_nothing_but_the_noisy_update_leaves_a_training_of_whole_clients(tmp_path, method):
     """Gradients have no noise there, and a correction sees them."""
     settings = {

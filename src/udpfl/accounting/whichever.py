@@ -35,7 +35,7 @@ def account_whichever(sets: Sequence[Sequence[Event]], delta: float) -> PrivacyS
     basis(Composed(event for events in sets for event in events))  # raises where these differ
     combined: list[Counter[Leaf]] = [Counter()]
     for events in sets:
-        distinct = {frozenset(leaves(event).items()) for event in events}
+        distinct = dict.fromkeys(frozenset(leaves(event).items()) for event in events)
         if len(distinct) * len(combined) > _MOST:
             return _bounded(sets, delta)
         own = [Counter(dict(items)) for items in distinct]

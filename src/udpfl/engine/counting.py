@@ -9,7 +9,7 @@ from udpfl.engine.clipping import NormClipper
 from udpfl.engine.lanes import LaneModel
 from udpfl.engine.precision import full_precision
 from udpfl.engine.randomness import Key, PrivateStream, poisson_indices
-from udpfl.engine.training import Lanes, Limits, padded, widths_of
+from udpfl.engine.training import Lanes, Limits, gathered, widths_of
 from udpfl.errors import Unsupported
 
 SENSITIVITY = 0.5
@@ -51,15 +51,10 @@ def counted_within(
             while len(rows):
                 width = widths.fit(len(rows))
                 part, rows = rows[:width], rows[width:]
-                index, real = padded([part], parameters.device, width)
+                x, y, real = gathered(inputs, targets, [part], width)
                 # Random layers draw here as they do in training: from nothing others could know.
                 with stream.layers(layers, parameters.device):
-                    gradients = model.gradients(
-                        parameters[lane : lane + 1],
-                        inputs[index].contiguous(),
-                        targets[index].contiguous(),
-                        real,
-                    )
+                    gradients = model.gradients(parameters[lane : lane + 1], x, y, real)
                     sizes = gradients.norms(order)
                 inside = (1 - sizes / clipper.bounds[lane]) / _EDGE
                 counted = inside.nan_to_num(-1.0).clamp(-1.0, 1.0) * real

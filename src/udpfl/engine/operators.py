@@ -50,6 +50,8 @@ class Seen(NamedTuple):
     shape: tuple[int, ...]
     is_dense: bool = True
     """Whether all tensors in it lie in memory without gaps."""
+    is_float: bool = True
+    """Whether it gave numbers that are rounded."""
 
 
 class Operators(TorchDispatchMode):
@@ -67,16 +69,16 @@ class Operators(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         given = func(*args, **(kwargs or {}))
-        name = func._schema.name.removeprefix("aten::")
+        name = func._schema.name.removeprefix("aten::").removesuffix("_")  # in place or not
         if name.startswith("pow") and isinstance(args[1], (int, float)) and args[1] == 2:
             name = "square"
         tensors = [t for t in tree_leaves((args, kwargs, given)) if isinstance(t, Tensor)]
         is_dense = all(t.is_contiguous() for t in tensors)
         for value in tree_leaves(given):
             if isinstance(value, Tensor):
-                kind = "" if value.is_floating_point() else "!"  # not a number that is rounded
-                self.seen.append(Seen(kind + name, tuple(value.shape), is_dense))
-                if self._look and not kind and name.removesuffix("_") not in _EXACT:
+                is_float = value.is_floating_point()
+                self.seen.append(Seen(name, tuple(value.shape), is_dense, is_float))
+                if self._look and is_float and name not in _EXACT:
                     self._look(value)
         return given
 
@@ -84,9 +86,7 @@ class Operators(TorchDispatchMode):
 def in_whole_vectors(seen: Iterable[Seen], threads: int) -> bool:
     """Whether every operator with a second formula for the end of a tensor does without it."""
     return all(
-        _is_whole(own, threads)
-        for own in seen
-        if not own.operator.startswith("!") and own.operator.removesuffix("_") not in _HARMLESS
+        _is_whole(own, threads) for own in seen if own.is_float and own.operator not in _HARMLESS
     )
 
 

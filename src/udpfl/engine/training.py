@@ -227,9 +227,7 @@ class _Part:
         return widths_of(self.model, self.inputs, self.targets, self.lanes, stacked, self.limits)
 
     def _pass(self, parameters: Tensor, rows: Sequence[Tensor], width: int) -> Clipped:
-        index, real = padded(rows, parameters.device, width)
-        # Laid out as widths are tried, however the records lie in memory.
-        inputs, targets = self.inputs[index].contiguous(), self.targets[index].contiguous()
+        inputs, targets, real = gathered(self.inputs, self.targets, rows, width)
         return self.lanes.clipper.clipped_sum(
             self.model.gradients(parameters, inputs, targets, real)
         )
@@ -259,6 +257,17 @@ def widths_of(
     most = min(limits.samples, LONGEST_PASS)
     expected = float(lanes.denominators.max())
     return model.widths(inputs, targets, stacked, most, expected, lanes.clipper.order)
+
+
+def gathered(
+    inputs: Tensor, targets: Tensor, rows: Sequence[Tensor], width: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The records of a pass of this width, and a mask that says which of them are real.
+
+    They are laid out as widths are tried, however the records lie in memory.
+    """
+    index, real = padded(rows, inputs.device, width)
+    return inputs[index].contiguous(), targets[index].contiguous(), real
 
 
 def padded(rows: Sequence[Tensor], device: torch.device, width: int) -> tuple[Tensor, Tensor]:

@@ -329,9 +329,9 @@ class _Training:
         home = self._home
         if self.whole:  # gradients have no noise yet
             lanes = replace(lanes, state=_copied(lanes.state))
-            correct = None if correct is None else _lane_by_lane(correct)
+            correct = None if correct is None else _on_copies(correct)
         return train_round(
-            home.model, home.inputs, home.targets, start.clone(), lanes, self._round,
+            home.model, home.inputs, home.targets, start, lanes, self._round,
             home.stream, home.limits, correct,
         )  # fmt: skip
 
@@ -426,7 +426,7 @@ class _Repeated:
             if correct is not None:
                 own, gradient = _copied(state or {}), torch.full_like(start, self._shown)
                 for _ in range(int(self.steps.max())):
-                    _lane_by_lane(correct)(gradient, start, own)
+                    _on_copies(correct)(gradient, start, own)
             return self._returned.pop(0).clone()
         except Exception:
             self.failed = True
@@ -437,23 +437,9 @@ def _copied(tensors: Mapping[str, Tensor]) -> Tensors:
     return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
-def _lane_by_lane(correct: Correct) -> Correct:
-    """The correction of each client by itself; what it writes to reaches its own state alone."""
-
-    def apart(gradient: Tensor, parameters: Tensor, state: Mapping[str, Tensor]) -> Tensor:
-        lanes = [slice(lane, lane + 1) for lane in range(len(gradient))]
-        return torch.cat(
-            [
-                correct(
-                    gradient[lane].clone(),
-                    parameters[lane].clone(),
-                    {name: tensor[lane] for name, tensor in state.items()},
-                )
-                for lane in lanes
-            ]
-        )
-
-    return apart
+def _on_copies(correct: Correct) -> Correct:
+    """The same correction; what it writes to gradient or parameters reaches nobody."""
+    return lambda gradient, parameters, state: correct(gradient.clone(), parameters.clone(), state)
 
 
 def _same(some: Tensors, others: Tensors) -> bool:

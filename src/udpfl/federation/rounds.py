@@ -179,14 +179,6 @@ class Federation:
                 "this is another ledger, or one that was restored from a backup. What was charged "
                 "since is missing, so the run cannot go on"
             )
-        for site in self.sites:
-            name = site.participant.name
-            found, wanted = self.ledger.rounds_charged(self.run, site.account), self.answered[name]
-            if found < wanted:
-                raise LedgerError(
-                    f"{name} has answered {wanted} rounds of this run, and {self.folder.path} was "
-                    f"resumed with charges for {found}: another ledger, or other data"
-                )
 
     def _checkpoint(self, round_: int, server: Tensors, average: Tensor) -> None:
         named = {f"server.{name}": tensor for name, tensor in server.items()}

@@ -226,8 +226,9 @@ class Convolution(Rule):
             if rows.shape[3] % 4:  # a product would add up by where a row lies
                 sums = rows.sum(2)
             else:
-                ones = rows.new_ones(1, 1, rows.shape[2]).expand(rows[:, :, 0, 0].numel(), -1, -1)
-                sums = torch.bmm(ones, rows.flatten(0, 1))
+                products = rows.flatten(0, 1)
+                ones = rows.new_ones(1, 1, rows.shape[2]).expand(len(products), -1, -1)
+                sums = torch.bmm(ones, products)
             use.written["bias"] = sums.view(use.lanes, -1, self.module.bias.numel())
         return use.written["bias"]
 
