@@ -1,19 +1,15 @@
-"""The rows of charges: how they are chained, written, read and checked.
-
-Every charge carries a hash of its content, of the client and run it belongs to, and of the charge
-before it. An edit made behind the triggers' back breaks the chain from there on.
-"""
+"""The rows of charges: how they are written, read and checked."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from hashlib import sha256
 
 from udpfl.accounting.events import Event
 from udpfl.accounting.serial import event_from_json
 from udpfl.errors import InvalidInput, UdpflError
+from udpfl.ledger.accounts import Account
+from udpfl.ledger.chain import chained, end_problems, head_of, missing_rows
 from udpfl.ledger.file import LedgerFile, now
 from udpfl.ledger.spending import NO_CLAIM
 
@@ -26,15 +22,6 @@ TRUST = (
 """What a statement about such charges takes for granted."""
 IMPORTED = "imported-"
 """How the runs begin under which spending outside of this package is charged."""
-
-
-@dataclass(frozen=True)
-class Account:
-    """A client with one data set."""
-
-    id: int
-    client: str
-    fingerprint: str
 
 
 @dataclass(frozen=True)
@@ -52,6 +39,8 @@ class Charge:
     state: bytes = field(default=b"", repr=False)
     note: str = ""
     """What else is to be known about it; a part of the chain."""
+    fingerprint: str = ""
+    """The version of the client's data that it is about."""
 
     def __post_init__(self) -> None:
         if not hasattr(self.round, "__index__") or isinstance(self.round, bool) or self.round < 0:
@@ -70,12 +59,13 @@ class Entry:
 
     id: int
     client: str
-    fingerprint: str
+    block: str
     run: str
     round: int
     count: int
     event_json: str
     note: str
+    fingerprint: str
     charged_at: str
 
     @property
@@ -89,10 +79,6 @@ class Entry:
         return self.run.startswith(IMPORTED)
 
 
-def _chained(previous: str, *content: object) -> str:
-    return sha256(json.dumps([previous, *content], default=repr).encode()).hexdigest()
-
-
 def append_charge(
     file: LedgerFile,
     charge: Charge,
@@ -102,16 +88,15 @@ def append_charge(
     note: str = "",
 ) -> None:
     """Write the charges of one answer at the end of the chain, inside a transaction."""
-    head = file.rows("SELECT id, chain FROM charges ORDER BY id DESC LIMIT 1")
-    number, chain = head[0] if head else (0, "")
-    who = (owner.id, owner.client, owner.fingerprint, charge.run, randomness)
+    (number, chain), decided = head_of(file, "charges"), head_of(file, "decisions")
+    who = (owner.id, owner.client, owner.block, charge.run, randomness)
     for text, count in totals.items():
         number += 1
         said = "no privacy claimed" if text == NO_CLAIM else note
-        cost = (charge.round, count, text, said, now())
-        chain = _chained(chain, number, *who, *cost)
+        cost = (charge.round, count, text, said, charge.fingerprint, now(), decided.number)
+        chain = chained(chain, number, *who, *cost, decided.chain)
         file.write(
-            "INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             *(number, owner.id, charge.run, *cost, chain),
         )
 
@@ -120,8 +105,8 @@ def entries(file: LedgerFile, account: int | None = None) -> list[Entry]:
     """Every charge in the order it was made, of one account or of all."""
     chosen = () if account is None else (account,)
     rows = file.rows(
-        "SELECT c.id, a.client, a.fingerprint, c.run, c.round, c.count, c.event, c.note, "
-        "c.charged_at FROM charges c JOIN accounts a ON a.id = c.account "
+        "SELECT c.id, a.client, a.block, c.run, c.round, c.count, c.event, c.note, "
+        "c.fingerprint, c.charged_at FROM charges c JOIN accounts a ON a.id = c.account "
         f"{'WHERE c.account = ?' if chosen else ''} ORDER BY c.id",
         *chosen,
     )
@@ -132,19 +117,17 @@ def chain_problems(file: LedgerFile) -> Iterator[str]:
     """Charges that are missing or were edited."""
     expected, previous = 1, ""
     for number, *content, chain in file.each(
-        "SELECT c.id, c.account, a.client, a.fingerprint, c.run, r.randomness, c.round, c.count, "
-        "c.event, c.note, c.charged_at, c.chain FROM charges c "
-        "LEFT JOIN accounts a ON a.id = c.account LEFT JOIN runs r ON r.id = c.run ORDER BY c.id"
+        "SELECT c.id, c.account, a.client, a.block, c.run, r.randomness, c.round, c.count, "
+        "c.event, c.note, c.fingerprint, c.charged_at, c.decisions, ifnull(d.chain, ''), c.chain "
+        "FROM charges c LEFT JOIN accounts a ON a.id = c.account LEFT JOIN runs r ON r.id = c.run "
+        "LEFT JOIN decisions d ON d.id = c.decisions ORDER BY c.id"
     ):
         if number != expected:
-            yield _missing(expected, number - 1)
-        if _chained(previous, number, *content) != chain:
+            yield missing_rows("charge", expected, number - 1)
+        if chained(previous, number, *content) != chain:
             yield f"charge {number} was edited, or is not the one that followed the charge before"
         expected, previous = number + 1, chain
-    # SQLite remembers the last number it gave out, so the end of the chain cannot just be cut off.
-    for (last,) in file.each("SELECT seq FROM sqlite_sequence WHERE name = 'charges'"):
-        if last != expected - 1:
-            yield _missing(expected, last)
+    yield from end_problems(file, "charges", expected - 1)
 
 
 def event_problems(file: LedgerFile) -> Iterator[str]:
@@ -154,7 +137,3 @@ def event_problems(file: LedgerFile) -> Iterator[str]:
             _ = entry.event
         except UdpflError as error:
             yield f"charge {entry.id} cannot be read: {error}"
-
-
-def _missing(first: int, last: int) -> str:
-    return f"charge {first} is missing" if last <= first else f"charges {first}-{last} are missing"

@@ -1,6 +1,6 @@
 """The SQLite file under a ledger: tables, transactions, and errors in plain words.
 
-Charges, budgets, runs and accounts are append-only by trigger. What has to be on disk when a
+Charges, decisions, runs and accounts are append-only by trigger. What has to be on disk when a
 transaction ends is on disk: write-ahead log, full synchronisation.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 from udpfl.errors import InvalidInput, LedgerError
 
-SCHEMA = 1
+SCHEMA = 2
 _WAIT = 30.0  # seconds that another process may hold the file
 
 _TABLES = (
@@ -27,18 +27,21 @@ _TABLES = (
         randomness TEXT NOT NULL CHECK (randomness IN ('entropy', 'seeded')),
         accounting TEXT NOT NULL, description TEXT NOT NULL)""",
     """CREATE TABLE accounts (
-        id INTEGER PRIMARY KEY, client TEXT NOT NULL, fingerprint TEXT NOT NULL,
-        UNIQUE (client, fingerprint))""",
-    """CREATE TABLE budgets (
-        id INTEGER PRIMARY KEY, account INTEGER NOT NULL REFERENCES accounts (id),
-        epsilon REAL NOT NULL, delta REAL NOT NULL, set_at TEXT NOT NULL)""",
-    "CREATE INDEX budgets_of_account ON budgets (account)",
+        id INTEGER PRIMARY KEY, client TEXT NOT NULL, block TEXT NOT NULL,
+        runs TEXT NOT NULL CHECK (runs IN ('one', 'many')), UNIQUE (client, block))""",
+    """CREATE TABLE decisions (
+        id INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL,
+        account INTEGER REFERENCES accounts (id), content TEXT NOT NULL, reason TEXT NOT NULL,
+        author TEXT NOT NULL, decided_at TEXT NOT NULL, charges INTEGER NOT NULL,
+        chain TEXT NOT NULL)""",
+    "CREATE INDEX decisions_of_account ON decisions (account, kind)",
     """CREATE TABLE charges (
         id INTEGER PRIMARY KEY AUTOINCREMENT,
         account INTEGER NOT NULL REFERENCES accounts (id),
         run TEXT NOT NULL REFERENCES runs (id), round INTEGER NOT NULL,
         count INTEGER NOT NULL CHECK (count >= 1), event TEXT NOT NULL,
-        note TEXT NOT NULL, charged_at TEXT NOT NULL, chain TEXT NOT NULL)""",
+        note TEXT NOT NULL, fingerprint TEXT NOT NULL, charged_at TEXT NOT NULL,
+        decisions INTEGER NOT NULL, chain TEXT NOT NULL)""",
     "CREATE INDEX charges_of_account ON charges (account)",
     """CREATE TABLE outbox (
         run TEXT NOT NULL REFERENCES runs (id),
@@ -52,13 +55,14 @@ _TABLES = (
 _TRIGGERS = {
     f"{table}_never_{verb.lower()}": f"BEFORE {verb} ON {table} "
     f"BEGIN SELECT RAISE(ABORT, '{table} is append-only'); END"
-    for table in ("meta", "runs", "accounts", "budgets", "charges")
+    for table in ("meta", "runs", "accounts", "decisions", "charges")
     for verb in ("UPDATE", "DELETE")
 } | {
     # Also keeps INSERT OR REPLACE, which asks no other trigger, from rewriting the past.
-    "charges_in_order": "BEFORE INSERT ON charges "
-    "WHEN NEW.id IS NOT 1 + (SELECT ifnull(max(id), 0) FROM charges) "
-    "BEGIN SELECT RAISE(ABORT, 'charges are appended in order'); END"
+    f"{table}_in_order": f"BEFORE INSERT ON {table} "
+    f"WHEN NEW.id IS NOT 1 + (SELECT ifnull(max(id), 0) FROM {table}) "
+    f"BEGIN SELECT RAISE(ABORT, '{table} are appended in order'); END"
+    for table in ("decisions", "charges")
 }
 
 _REASONS = {

@@ -15,6 +15,7 @@ from functools import lru_cache
 from udpfl.accounting.accountant import account, check_choices
 from udpfl.accounting.budget import Budget
 from udpfl.accounting.events import Composed, Event, Repeated, basis, leaves
+from udpfl.accounting.filter import Filter
 from udpfl.accounting.sensitivity import whole
 from udpfl.accounting.serial import event_from_json, event_to_json
 from udpfl.accounting.statement import PrivacyStatement
@@ -40,11 +41,16 @@ def as_event(totals: Mapping[str, int]) -> Event | None:
     return Composed(Repeated(event_from_json(text), count) for text, count in claimed)
 
 
-def accounted(totals: Mapping[str, int], delta: float) -> PrivacyStatement:
-    """What all releases together cost, accounted at once; cached, because clients share totals."""
+def accounted(
+    totals: Mapping[str, int], delta: float, filter_: Filter | None = None
+) -> PrivacyStatement:
+    """What all releases together cost, accounted at once; cached, because clients share totals.
+
+    By a filter where there is one; else as releases that were fixed beforehand.
+    """
     if NO_CLAIM in totals:
         return PrivacyStatement.none("an update was released without noise")
-    return _accounted(frozenset(totals.items()), float(delta))
+    return _accounted(frozenset(totals.items()), float(delta), filter_)
 
 
 def nominal_before(statement: PrivacyStatement, own: Event, delta: float) -> PrivacyStatement:
@@ -62,11 +68,13 @@ def _nominal(event: Event, delta: float) -> PrivacyStatement:
 
 
 @lru_cache(maxsize=1024)
-def _accounted(totals: frozenset[tuple[str, int]], delta: float) -> PrivacyStatement:
+def _accounted(
+    totals: frozenset[tuple[str, int]], delta: float, filter_: Filter | None
+) -> PrivacyStatement:
     event = as_event(dict(totals))
     if event is not None:
         try:
-            return account(event, delta, accountant="best", accounting="vector")
+            return account(event, delta, accountant=filter_ or "best", accounting="vector")
         except Unsupported as reason:
             if delta > 0:
                 raise
@@ -111,7 +119,7 @@ class Spending:
         self.imported = False
         self.trusting = False
         """Whether some of it rests on a server that adds the noise."""
-        self._safe: list[tuple[Budget, Counter[str]]] = []
+        self._safe: list[tuple[tuple[Budget, Filter | None], Counter[str]]] = []
 
     def advance(
         self, totals: Counter[str], seeded: bool, imported: bool, trusting: bool, last: int
@@ -123,18 +131,19 @@ class Spending:
         self.trusting = self.trusting or trusting
         self.last = last
 
-    def fits(self, totals: Counter[str], budget: Budget) -> bool:
+    def fits(self, totals: Counter[str], budget: Budget, filter_: Filter | None) -> bool:
         """Whether these totals keep the budget; remembered, so that the next rounds cost nothing.
 
         Guarantee: fewer releases never cost more, so whatever is contained in totals that were
         accounted within the budget is within it too.
         """
-        if any(budget == known and totals <= safe for known, safe in self._safe):
+        rule = (budget, filter_)
+        if any(rule == known and totals <= safe for known, safe in self._safe):
             return True
-        statement = accounted(totals, budget.delta)
+        statement = accounted(totals, budget.delta, filter_)
         epsilon = statement.epsilon if statement.kind == "guarantee" else math.inf
         if not epsilon <= budget.epsilon:  # not a number counts as too much
             return False
-        others = [pair for pair in self._safe if pair[0] != budget or not pair[1] <= totals]
-        self._safe = [*others, (budget, Counter(totals))][-_MOST_CERTIFICATES:]
+        others = [pair for pair in self._safe if pair[0] != rule or not pair[1] <= totals]
+        self._safe = [*others, (rule, Counter(totals))][-_MOST_CERTIFICATES:]
         return True
