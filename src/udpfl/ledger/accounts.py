@@ -122,6 +122,17 @@ class Accounts:
                 return found
         return None
 
+    def note_on(self, account: int) -> str:
+        """What a statement about an account has to add; empty where it is not a block."""
+        owner = self.owner(account)
+        said = owner.block and self.statement_on(owner.client, owner.block)
+        if not said:
+            return ""
+        return (
+            f"assumes that nobody whose record is in the block {owner.block} of {owner.client} is in "
+            f"another one, as {said.author} said on {said.decided_at[:10]}: {said.reason}"
+        )
+
     # Data
 
     def versions(self, account: int) -> list[str]:

@@ -4,8 +4,9 @@ A client's answer is charged and stored in one transaction before anyone sees it
 over-count; a repeated request gets the stored answer, byte for byte, and costs nothing. The ledger
 stores events and never an epsilon: the cost is computed from all of them at once.
 
-A client is its name and the fingerprint of its data: the same name with other data is another
-account.
+An account belongs to a client, whatever version of its data is charged (`ledger.accounts`). One
+that is for many runs adds them up by a filter, because later runs follow the results of earlier
+ones; one that is for a single run, which is planned as a whole, by whatever accountant is best.
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ from typing import Any, Self, get_args
 from udpfl.accounting.accountant import Accounting
 from udpfl.accounting.budget import Budget
 from udpfl.accounting.events import Event, leaves
+from udpfl.accounting.filter import Filter
 from udpfl.accounting.statement import PrivacyStatement, shown
 from udpfl.errors import BudgetExceeded, InvalidInput, LedgerError
+from udpfl.ledger.accounts import Account, Accounts, Runs
+from udpfl.ledger.chain import head_of
 from udpfl.ledger.charges import (
     IMPORTED,
     TRUST,
     TRUSTED,
-    Account,
     Charge,
     Entry,
     append_charge,
@@ -36,6 +39,7 @@ from udpfl.ledger.charges import (
     entries,
     event_problems,
 )
+from udpfl.ledger.decisions import Decision, decision_problems, decisions, last_decision
 from udpfl.ledger.file import LedgerFile, now
 from udpfl.ledger.outbox import Outbox
 from udpfl.ledger.spending import (
@@ -59,8 +63,7 @@ class Ledger:
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self._file = LedgerFile(Path(path), read_only=read_only)
         self._outbox = Outbox(self._file)
-        self._spending: dict[tuple[int, str | None, int | None], Spending] = {}
-        self._known: dict[int, Account] = {}
+@@0@@
 
     def __enter__(self) -> Self:
         return self
@@ -101,80 +104,48 @@ class Ledger:
                 f"go on with {randomness} and {accounting}; start a new run",
             )
 
-    def account(self, client: str, fingerprint: str) -> int:
-        """The account of a client with this data, opened if it is new."""
-        for name, value in (("client", client), ("fingerprint", fingerprint)):
-            if not value or not isinstance(value, str):
-                raise InvalidInput(name, f"must be a text, got {value!r}")
-        query = "SELECT id FROM accounts WHERE client = ? AND fingerprint = ?"
-        found = self._file.rows(query, client, fingerprint)
-        if not found:
-            with self._file.writing():
-                self._file.write(
-                    "INSERT INTO accounts (client, fingerprint) VALUES (?, ?) "
-                    "ON CONFLICT (client, fingerprint) DO NOTHING",
-                    *(client, fingerprint),
-                )
-                found = self._file.rows(query, client, fingerprint)
-        return int(found[0][0])
+    def account(
+        self, client: str, fingerprint: str, *, block: str = "", runs: Runs = "many"
+    ) -> int:
+        """The account of a client, opened if it is new; the version of its data is noted.
+
+        A `block` of its records has an account of its own once `declare_block` has said that these
+        are of other people. `runs` counts when the account is opened.
+        """
+        return self._accounts.opened(client, fingerprint, block, runs)
+
+    def declare_block(
+        self, client: str, block: str, *, reason: str, author: str | None = None
+    ) -> None:
+        """Put on record that nobody whose record is in this block is in another one."""
+        self._accounts.declare_block(client, block, reason, author)
 
     def accounts(self) -> list[Account]:
         """Every account, oldest first."""
-        rows = self._file.each("SELECT id, client, fingerprint FROM accounts ORDER BY id")
-        return [Account(*row) for row in rows]
+        return self._accounts.all()
 
     def find(self, client: str) -> list[Account]:
-        """The accounts of a client: one for each data set it ever used."""
+        """The accounts of a client: one, and one for each block of its records."""
         return [account for account in self.accounts() if account.client == client]
 
-    def other_data(self, client: str, fingerprint: str) -> list[int]:
-        """Accounts of the same client with other data, whose spending does not count here."""
-        return [found.id for found in self.find(client) if found.fingerprint != fingerprint]
+    def versions(self, account: int) -> list[str]:
+        """The fingerprints of all data that was used under an account, oldest first."""
+        self._owner(account)
+        return self._accounts.versions(account)
 
-    def other_names(self, client: str, fingerprint: str) -> list[str]:
-        """Names under which exactly this data is known, other than this one."""
-        return [
-            a.client
-            for a in self.accounts()
-            if a.fingerprint == fingerprint != "" and a.client != client
-        ]
+    def other_names(self, client: str, fingerprint: str, block: str = "") -> list[str]:
+        """Accounts under which exactly this data is known, other than this one."""
+        return self._accounts.other_names(client, fingerprint, block)
 
     def rounds_charged(self, run: str, account: int) -> int:
         """In how many rounds of a run the account was charged."""
         query = "SELECT count(DISTINCT round) FROM charges WHERE run = ? AND account = ?"
         return int(self._file.rows(query, run, account)[0][0])
 
-    def last_charge(self, run: str) -> int:
-        """The number of a run's last charge; 0 before its first."""
-        query = "SELECT ifnull(max(id), 0) FROM charges WHERE run = ?"
-        return int(self._file.rows(query, run)[0][0])
-
-    def set_budget(self, account: int, budget: Budget) -> None:
-        """Set what all releases of the account may cost. Earlier budgets stay on record."""
-        self._owner(account)
-        with self._file.writing():
-            self._file.write(
-                "INSERT INTO budgets (account, epsilon, delta, set_at) VALUES (?, ?, ?, ?)",
-                *(account, float(budget.epsilon), float(budget.delta), now()),
-            )
-
-    def budget(self, account: int) -> Budget | None:
-        """The budget set last, by whichever process; None where none was."""
-        found = self.budgets(account)
-        return found[-1] if found else None
-
-    def budgets(self, account: int) -> list[Budget]:
-        """Every budget that was ever set, the last one counts."""
-        self._owner(account)
-        query = "SELECT epsilon, delta FROM budgets WHERE account = ? ORDER BY id"
-        return [Budget(*row) for row in self._file.rows(query, account)]
+@@1@@
 
     def _owner(self, account: int) -> Account:
-        if account not in self._known:
-            self._known = {found.id: found for found in self.accounts()}
-        if account not in self._known:
-            raise InvalidInput("account", f"{self._file.path} has no account {account!r}")
-        return self._known[account]
+        return self._accounts.owner(account)
 
     # What was spent, and what still fits
 
@@ -193,14 +164,13 @@ class Ledger:
         account: int,
         delta: float | None = None,
         nominal_run: str | None = None,
-        up_to: int | None = None,
+@@2@@
     ) -> PrivacyStatement:
         """What all releases of the account, in all runs, cost together.
 
         At the delta of the account's budget unless `delta` says otherwise. Where something was
         imported, a note says what that takes on trust. With a `nominal_run` that has released
-        something, its own number in the paper's accounting stands in front of all that. With
-        `up_to`, what was charged after the charge of that number is left out.
+@@3@@
         """
         spending = self._caught_up(account, up_to=up_to)
         if spending.seeded:
@@ -212,7 +182,10 @@ class Ledger:
                     "delta", f"is needed: client {self._owner(account).client} has no budget"
                 )
             delta = budget.delta if budget else 0.0
-        statement = accounted(spending.totals, delta)
+        added_up_by = None if fixed_beforehand else self.filter(account)
+        statement = accounted(spending.totals, delta, added_up_by)
+        if said := self._accounts.note_on(account):
+            statement = replace(statement, notes=(*statement.notes, said))
         if spending.imported:
             statement = resting_on_imports(statement)
         if spending.trusting:
@@ -224,7 +197,7 @@ class Ledger:
         """Whether the event would break the account's budget; never, where none is set."""
         budget, spending = self.budget(account), self._caught_up(account)
         return budget is not None and not spending.fits(
-            spending.totals + totals_of([event]), budget
+            spending.totals + totals_of([event]), budget, self.filter(account)
         )
 
     def certify(self, account: int, event: Event) -> bool:
@@ -240,7 +213,7 @@ class Ledger:
     ) -> Spending:
         """What any process charged to the account, in one run or in all; reads new rows only."""
         self._owner(account)
-        spending = self._spending.setdefault((account, run, up_to), Spending())
+@@4@@
         rows = self._file.rows(  # a charge whose run is gone still counts, and proves nothing
             "SELECT c.event, sum(c.count), max(r.randomness IS NOT 'entropy'), "
             f"max(c.run GLOB '{IMPORTED}*'), max(c.note = '{TRUSTED}'), max(c.id) "
@@ -290,17 +263,31 @@ class Ledger:
                     f"{charge.round} of run {charge.run} already: send the stored message; "
                     "nothing was charged"
                 )
+            self._require_room(charge.account, charge.run)
         for account, wanted in demand.items():
             spending, budget = self._caught_up(account), self.budget(account)
-            total = spending.totals + wanted
+            total, added_up_by = spending.totals + wanted, self.filter(account)
             if not wanted.keys() <= spending.totals.keys():
                 check_one_basis(total)
-            if budget is not None and not spending.fits(total, budget):
+            if budget is not None and not spending.fits(total, budget, added_up_by):
+                epsilon = accounted(total, budget.delta, added_up_by).epsilon
                 raise BudgetExceeded(
-                    f"client {self._owner(account).client}: its releases would come to "
-                    f"ε = {shown(accounted(total, budget.delta).epsilon)}, more than its budget "
-                    f"ε = {budget.epsilon:g} at δ = {budget.delta:g}; no update was released"
+                    f"client {self._owner(account).name}: its releases would come to "
+                    f"ε = {shown(epsilon)}, more than its budget ε = {budget.epsilon:g} at "
+                    f"δ = {budget.delta:g}; no update was released"
                 )
+
+    def _require_room(self, account: int, run: str) -> None:
+        """Refuse a second run on an account that is for one: its total would not hold."""
+        owner = self._owner(account)
+        if owner.runs == "many":
+            return
+        query = "SELECT run FROM charges WHERE account = ? AND run != ? LIMIT 1"
+        if others := self._file.rows(query, account, run):
+            raise LedgerError(
+                f"the account of {owner.name} is for one run, {others[0][0]}, whose plan was "
+                "accounted as a whole; a ledger that runs share is for many"
+            )
 
     def _store(self, priced: Sequence[tuple[Charge, Counter[str]]]) -> None:
         randomness: dict[str, str] = {}
@@ -330,8 +317,9 @@ class Ledger:
             raise InvalidInput("event", "releases nothing: there is nothing to import")
         totals = totals_of([event])
         said = f"imported from {source.strip()}" + (f": {note.strip()}" if note.strip() else "")
-        content = json.dumps([owner.client, owner.fingerprint, said, sorted(totals.items())])
+        content = json.dumps([owner.client, owner.block, said, sorted(totals.items())])
         run = IMPORTED + sha256(content.encode()).hexdigest()[:16]
+        self._require_room(account, run)
         self._check_accountable(account, totals)
         self.begin_run(run, randomness="entropy", accounting="vector", description={"note": said})
         with self._file.writing():
@@ -351,8 +339,9 @@ class Ledger:
         total, budget = self._caught_up(account).totals + more, self.budget(account)
         check_one_basis(total)
         # At delta = 0 one Gaussian release makes the total infinite, whatever stands beside it.
-        if budget is None or math.isinf(accounted(total, budget.delta).epsilon):
-            accounted(total, _ANY_DELTA)
+        added_up_by = self.filter(account)
+        if budget is None or math.isinf(accounted(total, budget.delta, added_up_by).epsilon):
+            accounted(total, _ANY_DELTA, added_up_by)
 
     # Answers already given
 
@@ -377,8 +366,7 @@ class Ledger:
 
     def head(self) -> tuple[int, str]:
         """The number and the hash of the last charge; 0 and nothing before the first."""
-        found = self._file.rows("SELECT id, chain FROM charges ORDER BY id DESC LIMIT 1")
-        return (int(found[0][0]), str(found[0][1])) if found else (0, "")
+        return head_of(self._file, "charges")
 
     def holds(self, number: int, chain: str) -> bool:
         """Whether this was its last charge once: a copy from before that, or another, does not."""
@@ -392,9 +380,7 @@ class Ledger:
         Without `events` nobody tries to read the releases, which may name code of one's own.
         """
         problems: list[str] = []
-        checks = [self._file.problems(), chain_problems(self._file), self._outbox.problems()]
-        if events:
-            checks.append(event_problems(self._file))
+@@5@@
         for found in checks:
             try:
                 with self._file.snapshot():

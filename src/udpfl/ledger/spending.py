@@ -20,6 +20,7 @@ from udpfl.accounting.sensitivity import whole
 from udpfl.accounting.serial import event_from_json, event_to_json
 from udpfl.accounting.statement import PrivacyStatement
 from udpfl.errors import Unsupported
+from udpfl.ledger.decisions import Decision
 
 NO_CLAIM = "null"
 """The text of an answer that was released without any privacy: it costs more than any budget."""
@@ -119,7 +120,19 @@ class Spending:
         self.imported = False
         self.trusting = False
         """Whether some of it rests on a server that adds the noise."""
+        self.taken_over = 0
+        """The decision by which it took over the spending of another account; 0 without one."""
         self._safe: list[tuple[tuple[Budget, Filter | None], Counter[str]]] = []
+
+    @classmethod
+    def from_decision(cls, decision: Decision) -> Spending:
+        """What an account begins with that took over another's spending."""
+        spending, content = cls(), decision.content
+        spending.totals = Counter(content["totals"])
+        spending.seeded, spending.imported = content["seeded"], content["imported"]
+        spending.trusting = content["trusting"]
+        spending.last, spending.taken_over = decision.charges, decision.id
+        return spending
 
     def advance(
         self, totals: Counter[str], seeded: bool, imported: bool, trusting: bool, last: int
