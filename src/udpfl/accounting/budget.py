@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from udpfl.accounting.accountant import Accountant, account, check_choices
 from udpfl.accounting.events import Composed, Event, Repeated
+from udpfl.accounting.filter import Filter
 from udpfl.errors import InvalidInput
 from udpfl.mechanisms.base import positive
 
@@ -26,7 +27,10 @@ class Budget:
 
 
 def would_exceed(
-    history: Iterable[Event], next_event: Event, budget: Budget, accountant: Accountant = "best"
+    history: Iterable[Event],
+    next_event: Event,
+    budget: Budget,
+    accountant: Accountant | Filter = "best",
 ) -> bool:
     """Whether releasing `next_event` after `history` would break the budget.
 
@@ -37,7 +41,10 @@ def would_exceed(
 
 
 def rounds_left(
-    history: Iterable[Event], round_event: Event, budget: Budget, accountant: Accountant = "best"
+    history: Iterable[Event],
+    round_event: Event,
+    budget: Budget,
+    accountant: Accountant | Filter = "best",
 ) -> int:
     """How many more times `round_event` fits into the budget after `history`."""
     past = _listed(history)

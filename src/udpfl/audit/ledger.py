@@ -25,14 +25,18 @@ from udpfl.errors import InvalidInput, LedgerError, UdpflError
 from udpfl.ledger.ledger import Ledger
 
 _TRIES = 3
+_FORMER = (
+    "an earlier version wrote it; any command that writes to it brings it into the present format, "
+    "such as `udpfl budget set`"
+)
 
 
 @dataclass(frozen=True)
 class AccountAudit:
-    """One client with one data set, and what its releases cost by two ways of computing it."""
+    """One client, or a block of its records, and what it costs by two ways of computing it."""
 
     client: str
-    fingerprint: str
+    block: str
     releases: int
     stated: float
     """Epsilon as the ledger states it; inf where it claims nothing."""
@@ -42,7 +46,8 @@ class AccountAudit:
     delta: float
 
     def __str__(self) -> str:
-        made = f"{self.client} ({self.fingerprint[:8]}): {_many(self.releases, 'release')}"
+        who = f"{self.client} (block {self.block})" if self.block else self.client
+        made = f"{who}: {_many(self.releases, 'release')}"
         if math.isinf(self.least) and math.isinf(self.stated):
             return f"{made}, no privacy claimed"
         most = "no second upper bound" if math.isinf(self.most) else f"at most {self.most:.4g}"
@@ -107,6 +112,8 @@ def audit_ledger(path: Path, delta: float = 1e-5) -> LedgerAudit:
     uri = f"{file.absolute().as_uri()}?mode=ro"
     try:
         with closing(sqlite3.connect(uri, uri=True, timeout=30.0, isolation_level=None)) as db:
+            if _is_former(db):
+                return LedgerAudit((), 0, (_FORMER,))
             for _ in range(_TRIES):  # once more where another process wrote in between
                 version = db.execute("PRAGMA data_version").fetchone()
                 db.execute("BEGIN")
@@ -118,6 +125,11 @@ def audit_ledger(path: Path, delta: float = 1e-5) -> LedgerAudit:
     except sqlite3.Error as error:
         return LedgerAudit((), 0, (f"the file cannot be read: {error}",))
     return found
+
+
+def _is_former(db: sqlite3.Connection) -> bool:
+    tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+    return "budgets" in tables and db.execute("SELECT schema FROM meta").fetchall() == [(1,)]
 
 
 def _compared(file: Path, rows: Rows, delta: float) -> LedgerAudit:
@@ -141,14 +153,14 @@ def _account(
     problems: list[str],
     remarks: list[str],
 ) -> AccountAudit:
-    client, fingerprint = rows.accounts[number]
+    client, block, _ = rows.accounts[number]
     budget, totals = rows.budgets.get(number), rows.totals(number)
     at = budget[1] if budget else delta
     releases, least, most = sum(totals.values()), 0.0, math.inf
     reason = rows.unclaimed(number)
     try:
         seen = Counter[Seen]()
-        for text, count in totals.items():
+        for text, count in (totals | rows.planned(number) if totals else totals).items():
             if text != NO_CLAIM:
                 for release, times in read(text).items():
                     seen[release] += times * count
@@ -159,7 +171,7 @@ def _account(
         if isinstance(error, LedgerError):
             raise
         problems.append(f"client {client}: cannot be accounted: {error}")
-        return AccountAudit(client, fingerprint, releases, math.inf, least, most, at)
+        return AccountAudit(client, block, releases, math.inf, least, most, at)
     claimed = stated.kind == "guarantee"
     said = f"client {client}: ε = {shown(stated.epsilon)} is stated at δ = {stated.delta:g}"
     if claimed == bool(reason):
@@ -174,7 +186,7 @@ def _account(
             remarks.append(f"{said}, larger than the {most:.6g} that a second accountant needs")
         if budget and stated.epsilon > budget[0]:
             remarks.append(f"{said}, more than its budget ε = {budget[0]:g}")
-    return AccountAudit(client, fingerprint, releases, stated.epsilon, least, most, at)
+    return AccountAudit(client, block, releases, stated.epsilon, least, most, at)
 
 
 def _stated(

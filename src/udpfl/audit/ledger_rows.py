@@ -16,8 +16,9 @@ from typing import Any
 
 from udpfl.audit.events import NO_CLAIM, read
 
-TABLES = {"meta", "runs", "accounts", "budgets", "charges", "outbox"}
-_GUARDED = ("accounts", "budgets", "charges", "meta", "runs")
+TABLES = {"meta", "runs", "accounts", "decisions", "charges", "outbox"}
+_GUARDED = ("accounts", "charges", "decisions", "meta", "runs")
+_NUMBERED = ("charges", "decisions")
 _SKEW = timedelta(seconds=5)
 _MOST_NAMED = 5
 
@@ -26,11 +27,16 @@ _MOST_NAMED = 5
 class Rows:
     """The tables of one moment, and what is wrong with them."""
 
-    accounts: dict[int, tuple[str, str]] = field(default_factory=dict)
+    accounts: dict[int, tuple[str, str, str]] = field(default_factory=dict)
+    """Client, block, and for how many runs."""
     budgets: dict[int, tuple[float, float]] = field(default_factory=dict)
     runs: dict[str, str] = field(default_factory=dict)
     charges: list[tuple[Any, ...]] = field(default_factory=list)
-    """Number, account, run, round, count, event, note, time, chain."""
+    """Number, account, run, round, count, event, note, data, time, decisions, chain."""
+    decisions: list[tuple[Any, ...]] = field(default_factory=list)
+    """Number, kind, account, content, reason, author, time, charges, chain."""
+    former: dict[tuple[str, str], int] = field(default_factory=dict)
+    """The account of a client and its data, before accounts were of clients alone."""
     problems: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
@@ -43,12 +49,27 @@ class Rows:
         return found
 
     def totals(self, account: int) -> Counter[str]:
-        """How often each event was charged to an account."""
-        found = Counter[str]()
-        for _, _, _, _, count, event, *_ in self._by_account[account]:
-            if isinstance(count, int):
+        """How often each event was charged to an account, or to one that it took over."""
+        found, after = Counter[str](), 0
+        for kind, own, content, charges in self._read_decisions:
+            if kind == "take over" and own == account:
+                found, after = Counter(content["totals"]), charges
+        for number, _, _, _, count, event, *_ in self._by_account[account]:
+            if number > after and isinstance(count, int):
                 found[str(event)] += count
         return found
+
+    def planned(self, account: int) -> Counter[str]:
+        """What the one run of an account was going to release; nothing for an account of many."""
+        found = Counter[str]()
+        for kind, own, content, _ in self._read_decisions:
+            if kind == "reserve" and own == account and self.accounts[account][2] == "one":
+                found |= Counter(content["totals"])
+        return found
+
+    @cached_property
+    def _read_decisions(self) -> list[tuple[str, int, dict[str, Any], int]]:
+        return [(row[1], row[2], json.loads(row[3]), row[7]) for row in self.decisions]
 
     def unclaimed(self, account: int) -> str:
         """Why no privacy can be claimed for an account; empty where it can."""
@@ -73,21 +94,22 @@ def rows_of(db: sqlite3.Connection) -> Rows:
             if found != "ok":
                 rows.problems.append(f"the file is damaged: {found}")
         rows.accounts = {
-            number: (client, data)
-            for number, client, data in db.execute("SELECT id, client, fingerprint FROM accounts")
+            number: (client, block, runs)
+            for number, client, block, runs in db.execute("SELECT * FROM accounts")
         }
+        if "former_accounts" in tables:
+            for number, client, data in db.execute("SELECT * FROM former_accounts"):
+                rows.former[client, data] = number
         rows.runs = dict(db.execute("SELECT id, randomness FROM runs"))
-        for account, epsilon, delta in db.execute(
-            "SELECT account, epsilon, delta FROM budgets ORDER BY id"
-        ):
-            rows.budgets[account] = (epsilon, delta)
         rows.charges = db.execute("SELECT * FROM charges ORDER BY id").fetchall()
+        rows.decisions = db.execute("SELECT * FROM decisions ORDER BY id").fetchall()
         sequence = dict(db.execute("SELECT name, seq FROM sqlite_sequence"))
         for check in (
-            _order(rows, sequence.get("charges", 0)),
+            _order("charge", rows.charges, sequence.get("charges", 0)),
+            _order("decision", rows.decisions, sequence.get("decisions", 0)),
             _chain(rows),
+            _decisions(rows),
             _owners(rows),
-            _budgets(rows),
             _events(rows),
             _messages(rows, db),
             _triggers(db),
@@ -106,28 +128,60 @@ def _few(found: Iterator[str]) -> list[str]:
     return sentences if more <= 1 else [*sentences[:_MOST_NAMED], f"and {more} more like that"]
 
 
-def _order(rows: Rows, given_out: int) -> Iterator[str]:
-    numbers = [row[0] for row in rows.charges]
+def _order(word: str, rows: list[tuple[Any, ...]], given_out: int) -> Iterator[str]:
+    numbers = [row[0] for row in rows]
     for before, after in pairwise([0, *numbers]):
         if after != before + 1:
-            yield f"between charge {before} and charge {after}, {after - before - 1} are missing"
+            yield f"between {word} {before} and {word} {after}, {after - before - 1} are missing"
     last = numbers[-1] if numbers else 0
     if given_out > last:
-        yield f"the last {given_out - last} charges are missing: {given_out} were written"
+        yield f"the last {given_out - last} {word}s are missing: {given_out} were written"
     if given_out < last:
-        yield f"charge {last} was added behind the ledger's back: {given_out} were written"
+        yield f"{word} {last} was added behind the ledger's back: {given_out} were written"
 
 
 def _chain(rows: Rows) -> Iterator[str]:
-    before = ""
-    for number, account, run, turn, count, event, note, when, stored in rows.charges:
-        owner = rows.accounts.get(account, (None, None))
-        line = [before, number, account, *owner, run, rows.runs.get(run)]
-        line += [turn, count, event, note, when]
-        text = json.dumps(line, default=repr)
-        if hashlib.sha256(text.encode()).hexdigest() != stored:
+    before, hashes = "", {row[0]: row[8] for row in rows.decisions}
+    for number, account, run, turn, count, event, note, data, when, decided, stored in rows.charges:
+        client, block, _ = rows.accounts.get(account, (None, None, None))
+        if rows.former and decided == 0:  # written when accounts were of one data set each
+            old = rows.former.get((str(client), data))
+            line = [before, number, old, client, data, run, rows.runs.get(run)]
+            line += [turn, count, event, note, when]
+        else:
+            line = [before, number, account, client, block, run, rows.runs.get(run)]
+            line += [turn, count, event, note, data, when, decided, hashes.get(decided, "")]
+        if _hash(line) != stored:
             yield f"the hash of charge {number} does not follow from it and the charge before"
         before = stored
+
+
+def _hash(line: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(line, default=repr).encode()).hexdigest()
+
+
+def _decisions(rows: Rows) -> Iterator[str]:
+    """What was decided, and that accounts and budgets are what these rows make of them."""
+    before, hashes = "", {row[0]: row[-1] for row in rows.charges}
+    opened: dict[int, tuple[str, str, str]] = {}
+    for number, kind, account, content, reason, author, when, charges, stored in rows.decisions:
+        line = [before, number, kind, account, content, reason, author, when, charges]
+        if _hash([*line, hashes.get(charges, "")]) != stored:
+            yield f"the hash of decision {number} does not follow from it and the one before"
+        before = stored
+        try:
+            said = json.loads(content)
+            if kind == "open":
+                opened[account] = (said["client"], said["block"], said["runs"])
+            if kind == "budget":
+                rows.budgets[account] = (said["epsilon"], said["delta"])
+        except (ValueError, KeyError, TypeError):
+            yield f"decision {number} cannot be read: {content!r}"
+    for account, owner in rows.accounts.items():
+        if opened.get(account) != owner:
+            yield f"account {account} ({owner[0]}) is not the one that was opened"
+    for account in sorted(rows.budgets.keys() - rows.accounts.keys()):
+        yield f"a budget is of account {account}, which does not exist"
 
 
 def _owners(rows: Rows) -> Iterator[str]:
@@ -138,11 +192,6 @@ def _owners(rows: Rows) -> Iterator[str]:
             yield f"charge {number} is of run {run}, which does not exist"
         if not isinstance(count, int) or count < 1:
             yield f"charge {number} counts {count!r} releases"
-
-
-def _budgets(rows: Rows) -> Iterator[str]:
-    for account in sorted(rows.budgets.keys() - rows.accounts.keys()):
-        yield f"a budget is of account {account}, which does not exist"
 
 
 def _events(rows: Rows) -> Iterator[str]:
@@ -191,7 +240,7 @@ def _messages(rows: Rows, db: sqlite3.Connection) -> Iterator[str]:
 
 def _times(rows: Rows) -> Iterator[str]:
     latest: datetime | None = None
-    for number, *_, when, _ in rows.charges:
+    for number, *_, when, _, _ in rows.charges:
         try:
             time = datetime.fromisoformat(when)
             if latest is not None and time < latest - _SKEW:
@@ -205,12 +254,16 @@ def _triggers(db: sqlite3.Connection) -> Iterator[str]:
     query = "SELECT tbl_name, sql FROM sqlite_master WHERE type = 'trigger'"
     found = [(table, " ".join(str(sql).split())) for table, sql in db.execute(query)]
     stop = r"BEGIN SELECT RAISE ?\(ABORT, '[^']*'\); END"
-    order = r"WHEN NEW\.id IS NOT 1 \+ \(SELECT ifnull\(max\(id\), 0\) FROM charges\) "
+    order = r"WHEN NEW\.id IS NOT 1 \+ \(SELECT ifnull\(max\(id\), 0\) FROM {}\) "
     wanted = {
         (table, verb): rf"CREATE TRIGGER \w+ BEFORE {verb} ON {table} {stop}"
         for table in _GUARDED
         for verb in ("DELETE", "UPDATE")
-    } | {("charges", "INSERT"): rf"CREATE TRIGGER \w+ BEFORE INSERT ON charges {order}{stop}"}
+    } | {
+        (table, "INSERT"): rf"CREATE TRIGGER \w+ BEFORE INSERT ON {table} "
+        rf"{order.format(table)}{stop}"
+        for table in _NUMBERED
+    }
     for (table, verb), pattern in wanted.items():
         if not any(re.fullmatch(pattern, sql) for _, sql in found):
             yield f"nothing keeps {table} from {verb.lower()}: the trigger is missing or another"

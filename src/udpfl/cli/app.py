@@ -11,10 +11,10 @@ import typer
 from udpfl import __version__
 from udpfl.cli.analyze import analyze
 from udpfl.cli.audit import audit
-from udpfl.cli.budget import budget
 from udpfl.cli.compare import compare
 from udpfl.cli.config import config
 from udpfl.cli.data import data
+from udpfl.cli.decisions import budget
 from udpfl.cli.methods import methods
 from udpfl.cli.options import unknown_option
 from udpfl.cli.plan import plan

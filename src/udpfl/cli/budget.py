@@ -16,17 +16,16 @@ from rich.console import Console
 from rich.table import Table
 
 from udpfl.accounting.accountant import check_choices
-from udpfl.accounting.budget import Budget
 from udpfl.accounting.described import described
 from udpfl.accounting.events import leaves
 from udpfl.accounting.imported import read_events, read_opacus
 from udpfl.accounting.statement import shown
+from udpfl.cli.changes import described_change
 from udpfl.cli.ledgers import (
     account_to_charge,
     accounts_of,
     balance_of,
     missing_head,
-    only_account,
     open_ledger,
 )
 from udpfl.cli.options import Trust, trust_all
@@ -72,18 +71,22 @@ def show(
     trust_all(trust)
     with open_ledger(ledger) as opened:
         balances = [balance_of(opened, account, delta) for account in accounts_of(opened, client)]
+        folders = opened.folders()
+
+    def folder(run: str) -> str:
+        return f"{folders[run]} (run {run})" if run in folders else f"run {run}"
+
     if json_:
         typer.echo(json.dumps([balance.to_dict() for balance in balances], indent=2))
         return
-    table = Table("client", "data")
+    table = Table("client")
     for heading in ("releases", "spent ε", "at δ", "budget ε", "left", "runs"):
         table.add_column(heading, justify="right")
     for balance in balances:
         statement, own, left = balance.statement, balance.budget, balance.left
         claimed = statement.kind != "none"
         table.add_row(
-            balance.account.client,
-            balance.account.fingerprint[:8],
+            balance.account.name,
             f"{balance.releases:,}",
             shown(statement.epsilon) if claimed else "not private",
             f"{statement.delta:g}" if claimed else "–",
@@ -91,6 +94,8 @@ def show(
             "–" if left is None else f"{math.floor(100 * left)} %",
             str(len(balance.runs)),
         )
+        for fingerprint, releases in balance.versions:
+            table.add_row(f"  data {fingerprint[:8] or 'not named'}", f"{releases:,}", style="dim")
     console = Console()
     console.print(table)
     said: dict[str, list[str]] = {}
@@ -100,44 +105,13 @@ def show(
             notes.append("ε is for the whole client, not for one record")
         if balance.imported:
             notes.append(f"{balance.imported:,} of the releases were imported from elsewhere")
+        if balance.reserved:
+            notes.append(f"reserved by {', '.join(map(folder, balance.reserved))}")
         for note in notes:
-            said.setdefault(note, []).append(balance.account.client)
+            said.setdefault(note, []).append(balance.account.name)
     for note, names in said.items():
         who = ", ".join(names) if len(names) <= 3 else f"{len(names)} clients"
         console.print(f"{who}: {note}", highlight=False, markup=False)
-
-
-@budget.command("set")
-def set_(
-    ledger: LedgerPath,
-    client: Annotated[str, typer.Argument(help="The client's name, or 'all'.")],
-    epsilon: Annotated[float, typer.Option(help="The most that all its releases may cost.")],
-    delta: Annotated[float, typer.Option(help="At this delta.")],
-    fingerprint: Annotated[
-        str,
-        typer.Option(help="The data it is for, where the client has several: its first letters."),
-    ] = "",
-    trust: Trust = None,
-) -> None:
-    """Set a client's budget, which every later run has to keep. Earlier ones stay on record.
-
-    Example:
-
-    udpfl budget set site.sqlite alice --epsilon 3 --delta 1e-5
-    """
-    wanted = Budget(epsilon, delta)
-    trust_all(trust)
-    with open_ledger(ledger, read_only=False) as opened:
-        if client == "all" and not opened.find("all"):
-            everyone = opened.accounts()
-            for account in everyone:
-                opened.set_budget(account.id, wanted)
-            typer.echo(f"{len(everyone)} clients: budget ε = {epsilon:g} at δ = {delta:g}")
-            return
-        account = only_account(opened, client, fingerprint)
-        opened.set_budget(account.id, wanted)
-        spent = balance_of(opened, account, delta).statement
-    typer.echo(f"{client}: budget ε = {wanted.epsilon:g} at δ = {wanted.delta:g}; so far {spent}")
 
 
 @budget.command("import")
@@ -153,11 +127,12 @@ def import_(
         typer.Option(help="JSON of one event or a list of them, as event_to_dict writes them."),
     ] = None,
     note: Annotated[str, typer.Option(help="What it was, for whoever reads the ledger.")] = "",
+    block: Annotated[str, typer.Option(help="The block of its records that it is about.")] = "",
     fingerprint: Annotated[
         str,
         typer.Option(
-            help="The data it is about: its first letters where the client has several, all 32 "
-            "where the ledger does not know it yet."
+            help="The data it is about, 32 letters and digits; needed where the ledger does not "
+            "know the client."
         ),
     ] = "",
     trust: Trust = None,
@@ -182,8 +157,8 @@ def import_(
         else:
             assert events is not None
             source, event = "events", read_events(events)
-        account = account_to_charge(opened, client, fingerprint)
-        opened.import_charge(account.id, event, source=source, note=note)
+        account = account_to_charge(opened, client, block, fingerprint)
+        opened.import_charge(account.id, event, source=source, note=note, fingerprint=fingerprint)
         balance = balance_of(opened, account, 1e-5)
     releases = sum(leaves(event).values())
     typer.echo(f"{client}: imported {releases:,} releases; now {balance.statement}")
@@ -202,7 +177,9 @@ def history(
     trust: Trust = None,
     json_: Json = False,
 ) -> None:
-    """What was charged, in the order it was made: one line for all rounds of a run that are alike.
+    """What was charged and what was decided, each in the order it was made.
+
+    One line for all rounds of a run that are alike.
 
     Example:
 
@@ -212,21 +189,39 @@ def history(
     with open_ledger(ledger) as opened:
         accounts = accounts_of(opened, client)
         entries = [entry for account in accounts for entry in opened.history(account.id)]
+        names = {account.id: account.name for account in accounts}
+        changes = [
+            own
+            for own in opened.decisions()
+            if own.account in names or (own.account is None and client is None)
+        ]
+        folders = opened.folders()
     entries.sort(key=lambda entry: entry.id)
     if json_:
-        typer.echo(json.dumps([_plain(entry) for entry in entries], indent=2))
+        plain = {
+            "charges": [{**_plain(e), "folder": folders.get(e.run)} for e in entries],
+            "changes": [asdict(own) for own in changes],
+        }
+        typer.echo(json.dumps(plain, indent=2))
         return
-    table = Table("when", "client", "data", "run")
+    table = Table("when", "client", "run")
     table.add_column("rounds", justify="right")
     table.add_column("times", justify="right")
     table.add_column("release")
     for line in _lines(entries, every=every):
         first = line.first
-        table.add_row(
-            *(_second(first), first.client, first.fingerprint[:8], first.run, line.span()),
-            *(f"{line.times:,}", _release(first)),
-        )
-    Console().print(table)
+        client_, run = _client(first), folders.get(first.run, first.run)
+        row = (_second(first.charged_at), client_, run, line.span(), f"{line.times:,}")
+        table.add_row(*row, _release(first))
+    console = Console()
+    console.print(table)
+    changed = Table("when", "client", "change", "by", "reason")
+    for change in changes:
+        if (said := described_change(change, folders)) is not None:
+            who = names.get(change.account or 0, "")
+            when = _second(change.decided_at)
+            changed.add_row(when, who, said, change.author, change.reason)
+    console.print(changed)
 
 
 @dataclass
@@ -248,15 +243,19 @@ def _lines(entries: Iterable[Entry], *, every: bool) -> list[_Line]:
     """The lines of a history, in the order in which they begin."""
     lines: dict[tuple[Any, ...], _Line] = {}
     for entry in entries:
-        alike = (entry.client, entry.fingerprint, entry.run, entry.event_json, entry.note)
+        alike = (_client(entry), entry.fingerprint, entry.run, entry.event_json, entry.note)
         line = lines.setdefault((entry.id,) if every else alike, _Line(entry, set()))
         line.rounds.add(entry.round)
         line.times += entry.count
     return list(lines.values())
 
 
-def _second(entry: Entry) -> str:
-    return entry.charged_at[:19].replace("T", " ")
+def _second(time: str) -> str:
+    return time[:19].replace("T", " ")
+
+
+def _client(entry: Entry) -> str:
+    return f"{entry.client} (block {entry.block})" if entry.block else entry.client
 
 
 @budget.command()

@@ -11,7 +11,7 @@ from typing import Any
 from udpfl.accounting import PrivacyStatement
 from udpfl.accounting.budget import Budget
 from udpfl.errors import InvalidInput, Unsupported
-from udpfl.ledger.charges import Account
+from udpfl.ledger.accounts import Account
 from udpfl.ledger.ledger import Ledger
 from udpfl.ledger.places import ledger_of
 
@@ -27,6 +27,10 @@ class Balance:
     budget: Budget | None
     imported: int = 0
     """How many of the releases were made elsewhere."""
+    versions: tuple[tuple[str, int], ...] = ()
+    """The fingerprint of each version of its data, and the releases made of it."""
+    reserved: tuple[str, ...] = ()
+    """Runs that have reserved more than they have spent so far."""
 
     @property
     def left(self) -> float | None:
@@ -39,13 +43,15 @@ class Balance:
         """Plain data for JSON."""
         return {
             "client": self.account.client,
-            "fingerprint": self.account.fingerprint,
+            "block": self.account.block,
+            "data": [{"fingerprint": own, "releases": count} for own, count in self.versions],
             "releases": self.releases,
             "imported": self.imported,
             "statement": self.statement.to_dict(),
             "budget": None if self.budget is None else asdict(self.budget),
             "left": self.left,
             "runs": list(self.runs),
+            "reserved": list(self.reserved),
         }
 
 
@@ -107,24 +113,25 @@ def accounts_of(ledger: Ledger, client: str | None) -> list[Account]:
     return accounts
 
 
-def only_account(ledger: Ledger, client: str, fingerprint: str) -> Account:
-    """The one account of the client whose fingerprint begins like this."""
-    accounts = [a for a in accounts_of(ledger, client) if a.fingerprint.startswith(fingerprint)]
-    if len(accounts) != 1:
-        known = ", ".join(account.fingerprint for account in ledger.find(client))
-        raise InvalidInput(
-            "fingerprint", f"must say which data of {client} is meant; there is {known}"
-        )
-    return accounts[0]
+def only_account(ledger: Ledger, client: str, block: str) -> Account:
+    """The account of a client, or of a block of it."""
+    for account in accounts_of(ledger, client):
+        if account.block == block:
+            return account
+    known = ", ".join(account.block or "none" for account in ledger.find(client))
+    raise InvalidInput("block", f"must be a block of {client}; there is {known}")
 
 
-def account_to_charge(ledger: Ledger, client: str, fingerprint: str) -> Account:
-    """The account to charge; a new one only for data that is named in full and new here."""
+def account_to_charge(ledger: Ledger, client: str, block: str, fingerprint: str) -> Account:
+    """The account to charge; opened where the client is new and its data is named in full."""
+    if not fingerprint:
+        return only_account(ledger, client, block)
     if not re.fullmatch("[0-9a-f]{32}", fingerprint):  # as `udpfl.data.Records.fingerprint` gives
-        return only_account(ledger, client, fingerprint)
-    if known := ledger.other_names(client, fingerprint):
+        raise InvalidInput("fingerprint", f"must be 32 hexadecimal digits, got {fingerprint!r}")
+    if known := ledger.other_names(client, fingerprint, block):
         raise InvalidInput("fingerprint", f"this data is known as {known[0]}: charge that client")
-    return Account(ledger.account(client, fingerprint), client, fingerprint)
+    ledger.account(client, fingerprint, block=block)
+    return only_account(ledger, client, block)
 
 
 def balance_of(ledger: Ledger, account: Account, delta: float) -> Balance:
@@ -139,4 +146,10 @@ def balance_of(ledger: Ledger, account: Account, delta: float) -> Balance:
     runs = tuple(dict.fromkeys(entry.run for entry in entries if not entry.imported))
     releases = sum(entry.count for entry in entries)
     imported = sum(entry.count for entry in entries if entry.imported)
-    return Balance(account, releases, runs, statement, own, imported)
+    versions = dict.fromkeys(ledger.versions(account.id), 0)
+    for entry in entries:
+        versions[entry.fingerprint] = versions.get(entry.fingerprint, 0) + entry.count
+    reserved = tuple(ledger.reserved(account.id))
+    return Balance(
+        account, releases, runs, statement, own, imported, tuple(versions.items()), reserved
+    )

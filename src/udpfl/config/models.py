@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, field_validator
 
 from udpfl.accounting import Accountant, Accounting, Norm
 from udpfl.accounting.events import Unit
@@ -64,6 +64,12 @@ class DataConfig(Section):
         default=None,
         description="What the targets are; told from them if not set.",
         examples=["classification"],
+    )
+    block: Text | None = Field(
+        default=None,
+        description="Block of the clients' records that these are, with a budget of its own in a "
+        "shared ledger, once `udpfl budget block add` has said whose records they are not.",
+        examples=["2026-Q3"],
     )
     options: Options = Field(
         default={}, description="Settings of the data set (CSV: path, target, ...)."
@@ -165,10 +171,21 @@ class PrivacyConfig(Section):
         description="Where noise and record sampling come from; 'seeded' repeats exactly, for "
         "tests, and is not private.",
     )
-    exhausted: Literal["skip", "stop"] = Field(
-        default="skip",
-        description="When a client's budget is used up: go on without it, or stop the run.",
+    exhausted: Literal["refuse", "skip", "fit"] = Field(
+        default="refuse",
+        description="Where budgets in a shared ledger do not hold the whole run: refuse it before "
+        "it trains, begin it without these clients, or train them with more noise.",
     )
+
+    @field_validator("exhausted", mode="before")
+    @classmethod
+    def _successor(cls, value: Any) -> Any:
+        if value == "stop":
+            raise ValueError(
+                "'stop' is gone, 'refuse' is its successor: a run that does not fit is refused "
+                "before it trains"
+            )
+        return value
 
     def _problems(self) -> Iterator[tuple[str, str]]:
         if self.clip_quantile is not None and self.unit == "client":
@@ -185,6 +202,12 @@ class PrivacyConfig(Section):
                 "privacy.ledger",
                 f"a run {why} is not private and cannot be charged to {self.ledger!r}, "
                 "a ledger that counts",
+            )
+        if self.ledger is not None and self.accounting == "vector" and self.accountant != "best":
+            yield (
+                "privacy.accountant",
+                "a shared ledger adds up runs by its own filter, which no other accountant "
+                "replaces: leave it at best",
             )
         yield from self._idle("privacy")
 
@@ -307,6 +330,8 @@ class Config(Section):
                 "training.clients_per_round",
                 f"must be at most data.clients = {clients}, got {picked}",
             )
+        if self.data.block is not None and not getattr(self.privacy, "ledger", None):
+            yield "data.block", "is an account in a shared ledger: set privacy.ledger as well"
         epsilon = getattr(self.privacy, "epsilon", None)
         if self.training.penalty and not (isinstance(epsilon, list) and len(set(epsilon)) > 1):
             yield (

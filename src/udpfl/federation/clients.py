@@ -31,8 +31,8 @@ class Site:
     participant: Participant
     account: int
     records: Tensor
-    note: str | None = None
-    """What a statement about this client has to add."""
+    fingerprint: str = ""
+    """The version of its records."""
 
 
 @dataclass
@@ -57,11 +57,9 @@ class Clients:
         run: str,
         trainer: Trainer,
         ledger: Ledger,
-        all_or_none: bool = False,
         note: str = "",
     ) -> None:
         self._run, self._trainer, self._ledger = run, trainer, ledger
-        self._all_or_none = all_or_none
         self._note = note  # beside every charge in the ledger
 
     def answer(self, request: Request, sites: Sequence[Site]) -> Answers:
@@ -80,12 +78,10 @@ class Clients:
                 stored[name] = again
                 continue
             event = site.participant.at(request.round).round_event
-            if event is not None and self._ledger.would_exceed(site.account, event):
+            if event is not None and self._ledger.would_exceed(site.account, event, self._run):
                 answers.refused[name] = "the budget does not allow another round"
                 continue
             willing.append(site)
-        if answers.refused and self._all_or_none:
-            return answers  # before anyone spends on a round that will not be used
         if willing:
             together = len(stored) + len(willing)
             willing = [
@@ -130,6 +126,7 @@ class Clients:
                     message.to_bytes(),
                     kept,
                     self._note,
+                    site.fingerprint,
                 )
             )
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -19,8 +19,10 @@ from udpfl.accounting import (
     Sensitivity,
     Shuffled,
 )
+from udpfl.accounting.accountant import Accountant
 from udpfl.accounting.budget import Budget
 from udpfl.accounting.events import Event
+from udpfl.accounting.filter import Filter
 from udpfl.accounting.serial import event_from_dict, event_to_dict
 from udpfl.algorithms import Algorithm, OwnNoise
 from udpfl.config import Config, PrivacyConfig, per_client
@@ -37,6 +39,9 @@ from udpfl.mechanisms import BUILT_IN, Mechanism
 from udpfl.plugins import resolve
 
 log = logging.getLogger(__name__)
+
+NO_PASTS: Mapping[str, Past] = {}
+"""Of clients that no shared ledger knows."""
 
 
 @dataclass(frozen=True)
@@ -165,6 +170,22 @@ class Participant:
         return cls(**{**data, **own})
 
 
+@dataclass(frozen=True)
+class Past:
+    """What a ledger that runs share knows of a client before a run is planned."""
+
+    rule: Filter
+    """How its releases are added up."""
+    budget: Budget | None
+    held: Event | None = None
+    """What it has spent and reserved, for which the budget has to pay besides."""
+
+    @property
+    def history(self) -> list[Event]:
+        """The same as a list."""
+        return [] if self.held is None else [self.held]
+
+
 def _release(data: dict[str, Any] | None) -> Release | None:
     if data is None:
         return None
@@ -201,10 +222,11 @@ def planned(
     schedule: Sequence[Sequence[int]],
     dimension: int,
     algorithm: Algorithm,
+    pasts: Mapping[str, Past] = NO_PASTS,
 ) -> list[Participant]:
     """The participants of a run on this data, under their own names."""
     sizes, names = declared_sizes(config, data, parts), client_names(config, data, parts)
-    return participants(config, sizes, schedule, dimension, algorithm, names)
+    return participants(config, sizes, schedule, dimension, algorithm, names, pasts)
 
 
 def participants(
@@ -214,8 +236,13 @@ def participants(
     dimension: int,
     algorithm: Algorithm,
     names: Sequence[str] | None = None,
+    pasts: Mapping[str, Past] = NO_PASTS,
 ) -> list[Participant]:
-    """Calibrate every client's noise to its own budget and its own number of releases."""
+    """Calibrate every client's noise to its own budget and its own number of releases.
+
+    Where a client has a past on a ledger, by that ledger's rule; the budget there has to pay for
+    all that the past holds as well.
+    """
     training = config.training
     rounds = Counter(client for chosen in schedule for client in chosen)
     paced = isinstance(config.privacy, PrivacyConfig) and config.privacy.pace != "uniform"
@@ -237,7 +264,7 @@ def participants(
     try:
         if noise := own_noise(config, algorithm, sizes):
             return _prescribed(config.privacy, noise, plain, dimension)
-        return _calibrated(config, config.privacy, plain, dimension, algorithm)
+        return _calibrated(config, config.privacy, plain, dimension, algorithm, pasts)
     except InvalidInput as error:  # under the configuration key that the value came from
         if "." in error.parameter:
             raise
@@ -251,6 +278,7 @@ def _calibrated(
     plain: Sequence[Participant],
     dimension: int,
     algorithm: Algorithm,
+    pasts: Mapping[str, Past],
 ) -> list[Participant]:
     clients = len(plain)
     epsilons, deltas = per_client(privacy.epsilon, clients), per_client(privacy.delta, clients)
@@ -277,15 +305,18 @@ def _calibrated(
     if privacy.clip_quantile is not None:
         log.info("planning the noise of the counts for privacy.clip_quantile")
     counts = {own.name: _count(privacy, own, epsilons[i], deltas[i]) for i, own in enumerate(plain)}
+    spendable = [
+        _spendable(pasts.get(own.name), epsilons[i], deltas[i]) for i, own in enumerate(plain)
+    ]
     settings = {
         own.name: Setting(
-            epsilons[i],
-            deltas[i],
+            spendable[i].epsilon,
+            spendable[i].delta,
             own.rounds * _per_round(privacy, own),
             clipper.sensitivity(i, dimension),
             own.participation if whole else own.rate,
             privacy.unit,
-            privacy.accountant,
+            _accountant(privacy, pasts.get(own.name)),
             privacy.accounting,
             tuple(
                 (factor, times * _per_round(privacy, own))
@@ -293,7 +324,7 @@ def _calibrated(
             )
             if factors
             else (),
-            _counts(own, counts[own.name]),
+            (*_counts(own, counts[own.name]), *_history(pasts.get(own.name))),
             _mixed_among(config, privacy, own),
         )
         for i, own in enumerate(plain)
@@ -334,6 +365,19 @@ def _calibrated(
         )
         for i, own in enumerate(plain)
     ]
+
+
+def _spendable(past: Past | None, epsilon: float, delta: float) -> Budget:
+    """The budget that has to pay: the run's own, or all of the account's beside what it holds."""
+    return past.budget if past and past.budget and past.held else Budget(epsilon, delta)
+
+
+def _accountant(privacy: PrivacyConfig, past: Past | None) -> Accountant | Filter:
+    return past.rule if past and privacy.accounting == "vector" else privacy.accountant
+
+
+def _history(past: Past | None) -> list[Event]:
+    return past.history if past else []
 
 
 def _prescribed(

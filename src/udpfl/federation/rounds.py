@@ -234,25 +234,26 @@ class Federation:
             self._weakest = model + weighted_mean(largest, "update")
 
     def _exhausted(self, answers: Answers, round_: int) -> bool:
-        """Whether refusals end the run: because they should, or because nobody else will come."""
+        """Whether refusals end the run, because nobody else will come.
+
+        What a run has reserved nobody else can spend, but a budget can be lowered meanwhile, or
+        somebody can free a reservation by hand.
+        """
         fresh = [client for client in answers.refused if client not in self._warned]
         if fresh:
             self._warned.update(fresh)
             reason = answers.refused[fresh[0]]
             log.warning("from round %d on without %s: %s", round_, listed(fresh), reason)
-        privacy = self.config.privacy
-        stop = isinstance(privacy, PrivacyConfig) and privacy.exhausted == "stop"
         to_come = {client for chosen in self.schedule[round_ - 1 :] for client in chosen}
         names = {self.sites[client].participant.name for client in to_come}
         # With a pace of its own a later round may cost less, and fit.
         paced = any(site.participant.factors for site in self.sites)
         alone = not answers.messages and names <= self._warned and not paced
-        if answers.refused and (stop or alone):
+        if answers.refused and alone:
             reason = next(iter(answers.refused.values()))
-            why = "stopped" if stop else "no client is left to train"
             self.stopped = (
-                f"{why}: {listed(list(answers.refused))}: {reason}; `udpfl budget show "
-                f"{self.folder.path}` says what was spent"
+                f"no client is left to train: {listed(list(answers.refused))}: {reason}; "
+                f"`udpfl budget show {self.folder.path}` says what was spent"
             )
         return self.stopped is not None
 
@@ -302,22 +303,30 @@ class Federation:
             self.metrics[-1] |= self._spending()
             self.folder.rewrite_metrics(self.metrics)
 
-    def statements(self, up_to: int | None = None) -> dict[str, PrivacyStatement]:
+    def statements(
+        self, up_to: int | None = None, *, so_far: bool = False
+    ) -> dict[str, PrivacyStatement]:
         """What each client has spent: in the ledger, or nominally in this run.
 
-        `up_to` is the number of the last charge that counts.
+        `up_to` is the number of the last charge that counts. `so_far` is for the rounds in between:
+        what a run on its own ledger would have cost if it had been planned to end there.
         """
         if reason := self.unclaimed or nothing_claimed(self.config):
             return {site.participant.name: PrivacyStatement.none(reason) for site in self.sites}
-        return {site.participant.name: self._statement(site, up_to) for site in self.sites}
+        return {site.participant.name: self._statement(site, up_to, so_far) for site in self.sites}
 
-    def _statement(self, site: Site, up_to: int | None) -> PrivacyStatement:
+    def _statement(self, site: Site, up_to: int | None, so_far: bool) -> PrivacyStatement:
         """Everything in the ledger; where this run is nominal, its own number in front of that."""
         delta, privacy = self._delta(site), self.config.privacy
         scalar = isinstance(privacy, PrivacyConfig) and privacy.accounting == "scalar"
-        statement = self.ledger.statement(site.account, delta, self.run if scalar else None, up_to)
-        own = (site.note,) if site.note else ()
-        return replace(statement, notes=(*statement.notes, *own, *self.assumptions))
+        statement = self.ledger.statement(
+            site.account,
+            delta,
+            self.run if scalar else None,
+            up_to,
+            fixed_beforehand=so_far and self.ledger.filter(site.account) is None,
+        )
+        return replace(statement, notes=(*statement.notes, *self.assumptions))
 
     def _delta(self, site: Site) -> float:
         """The delta of the client's budget, in the ledger or in this run; else its own."""
@@ -327,7 +336,7 @@ class Federation:
         return delta
 
     def _spending(self) -> dict[str, Any]:
-        statements = list(self.statements().values())
+        statements = list(self.statements(so_far=True).values())
         kind = weakest_kind(statements)
         if kind == "none":
             return {"privacy": "none", "epsilon": None}

@@ -60,12 +60,24 @@ def require_public(method: Algorithm, public: Indices) -> None:
 
 def client_names(config: Config, data: DataSet, parts: Sequence[Indices]) -> list[str]:
     """The value of the column that made the client, where there is one; else client-0, client-1."""
+    return _named_by_column(config, data, parts) or [f"client-{i}" for i in range(len(parts))]
+
+
+def _named_by_column(config: Config, data: DataSet, parts: Sequence[Indices]) -> list[str] | None:
     if config.data.by is not None and data.owners is None:
         column = data.columns[config.data.by]
         values = [np.unique(column[part]) for part in parts]
         if all(len(own) == 1 for own in values):
             return [str(own[0]) for own in values]
-    return [f"client-{number}" for number in range(len(parts))]
+    return None
+
+
+def is_divided(config: Config, data: DataSet, parts: Sequence[Indices]) -> bool:
+    """Whether chance, or an order of records, decides which client holds which record.
+
+    Then the same client has other records after another seed, and another client has its own.
+    """
+    return data.owners is None and _named_by_column(config, data, parts) is None
 
 
 def declared_sizes(config: Config, data: DataSet, parts: Sequence[Indices]) -> list[int]:

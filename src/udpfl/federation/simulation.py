@@ -25,7 +25,8 @@ from udpfl.data import DataSet
 from udpfl.data.records import Indices
 from udpfl.engine import Entropy, Keyed, LaneModel, Loss
 from udpfl.engine.limits import choose_limits
-from udpfl.errors import InvalidInput, LedgerError
+from udpfl.errors import InvalidInput
+from udpfl.federation.admission import Holding, admit, plan_within
 from udpfl.federation.clients import Clients, Site
 from udpfl.federation.combinations import check_combination
 from udpfl.federation.evaluation import final_evaluation
@@ -47,7 +48,14 @@ from udpfl.federation.parts import (
 )
 from udpfl.federation.ranges import require_range
 from udpfl.federation.rounds import Federation, listed
-from udpfl.federation.shares import assumptions, divided, fitted, require_public
+from udpfl.federation.shares import (
+    assumptions,
+    client_names,
+    divided,
+    fitted,
+    is_divided,
+    require_public,
+)
 from udpfl.federation.shuffler import NOTE, Shuffler, shuffle_notes
 from udpfl.federation.trusted import TrustedServer
 from udpfl.ledger.charges import TRUSTED
@@ -55,11 +63,6 @@ from udpfl.ledger.ledger import Ledger
 from udpfl.report import write_report
 
 log = logging.getLogger(__name__)
-
-_CHANGED = (
-    "the ledger knows other data of this client as well; what is said here is about this data, and "
-    "a record that is in both pays in both"
-)
 
 
 def run(
@@ -127,20 +130,40 @@ def run(
     schedule = selection(settings)
     _advise(settings)
     fingerprints = [dataset.train.fingerprint(part) for part in parts]
+    holding = Holding(
+        client_names(settings, dataset, parts),
+        fingerprints,
+        is_divided(settings, dataset, parts),
+        settings.data.block or "",
+    )
     if folder is None:
-        people = planned(settings, dataset, parts, schedule, lane_model.layout.dimension, algorithm)
+        people = plan_within(
+            settings,
+            holding,
+            schedule,
+            lambda asked, pasts: planned(
+                settings, dataset, parts, asked, lane_model.layout.dimension, algorithm, pasts
+            ),
+        )
         folder = _begun(settings, people, parts, public, dataset, fingerprints, unclaimed)
     people = [Participant.from_dict(row) for row in folder.read_json("participants.json")]
     identity = folder.read_json("run.json")
     _require_same_model(people, lane_model.layout.dimension)
     _require_same_data(people, identity.get("fingerprints", fingerprints), fingerprints)
+    schedule = [tuple(i for i in chosen if people[i].rounds) for chosen in schedule]
     noise = own_noise(settings, algorithm, [person.declared_size for person in people])
 
     ledger_path = Path(identity["ledger"]) if identity["ledger"] else folder.ledger
     with folder.locked(), Ledger(ledger_path) as ledger:
-        sites = _sites(
-            settings, ledger, identity["id"], fingerprints, parts, people, device, unclaimed is None
+        accounts = admit(
+            settings, ledger, identity["id"], folder.path.name, holding, people, unclaimed is None
         )
+        sites = [
+            Site(person, account, torch.from_numpy(part).to(device), fingerprint)
+            for person, account, part, fingerprint in zip(
+                people, accounts, parts, fingerprints, strict=True
+            )
+        ]
         limits = choose_limits(
             settings.training.lanes,
             lanes=max(len(chosen) for chosen in schedule),
@@ -162,8 +185,6 @@ def run(
                 key, lane_model, inputs, targets, algorithm, stream, limits, protection
             ),
             ledger=ledger,
-            all_or_none=isinstance(settings.privacy, PrivacyConfig)
-            and settings.privacy.exhausted == "stop",
             note=TRUSTED if algorithm.trusts_server else NOTE if settings.training.shuffle else "",
         )
         federation = Federation(
@@ -197,6 +218,7 @@ def run(
         final = federation.train(start)
         if algorithm.trusts_server:
             ledger.forget(identity["id"], len(schedule))  # what clients sent was for one reader
+        ledger.give_back(identity["id"])
         head = ledger.head()  # others may charge a shared ledger meanwhile
         statements = federation.statements(head[0])
         trained = _filled(network, lane_model, final)
@@ -350,6 +372,7 @@ def _begun(
         "started": now.isoformat(timespec="seconds"),
         "privacy": stamp,
         "fingerprints": list(fingerprints),
+        "block": settings.data.block,
         # A shared ledger stays where it is, wherever the run is resumed from.
         "ledger": str(Path(shared).absolute()) if shared else None,
         # Whoever gets folder and ledger together finds it by this.
@@ -383,74 +406,6 @@ def _require_same_data(
             "resume",
             f"the records of {listed(changed)} are not those that the run was begun with: a run "
             "goes on with the same data, or a new one is begun",
-        )
-
-
-def _sites(
-    settings: Config,
-    ledger: Ledger,
-    run_id: str,
-    fingerprints: Sequence[str],
-    parts: Sequence[Any],
-    people: Sequence[Participant],
-    device: torch.device,
-    claimed: bool,
-) -> list[Site]:
-    """Open every client's account and see whether the run fits its budget.
-
-    A run that claims nothing gets no budgets: it could not keep any.
-    """
-    privacy = settings.privacy
-    private = isinstance(privacy, PrivacyConfig)
-    shared = isinstance(privacy, PrivacyConfig) and privacy.ledger is not None
-    if shared:  # before anything is written to it
-        if problems := ledger.verify():
-            raise LedgerError(f"the ledger is not sound, nothing is charged to it: {problems[0]}")
-        for person, fingerprint in zip(people, fingerprints, strict=True):
-            _require_own_account(ledger, person, fingerprint)
-    ledger.begin_run(
-        run_id,
-        randomness=privacy.randomness if isinstance(privacy, PrivacyConfig) else "entropy",
-        accounting=privacy.accounting if isinstance(privacy, PrivacyConfig) else "vector",
-        description={"data": settings.data.name, "algorithm": settings.training.algorithm},
-    )
-    guaranteed = claimed and isinstance(privacy, PrivacyConfig) and privacy.accounting == "vector"
-    sites: list[Site] = []
-    changed: list[str] = []
-    short: list[str] = []
-    for person, part, fingerprint in zip(people, parts, fingerprints, strict=True):
-        account = ledger.account(person.name, fingerprint)
-        note = None
-        if shared and ledger.other_data(person.name, fingerprint):
-            changed.append(person.name)
-            note = _CHANGED
-        if person.budget and guaranteed and ledger.budget(account) is None:
-            ledger.set_budget(account, person.budget)
-        event = person.rest_event(ledger.rounds_charged(run_id, account))
-        if private and event is not None and not ledger.certify(account, event):
-            short.append(person.name)
-        sites.append(Site(person, account, torch.from_numpy(part).to(device), note))
-    if changed:
-        log.warning("%s: %s", listed(changed), _CHANGED)
-    if short:
-        log.warning("%s: the budget in the ledger does not hold this whole run", listed(short))
-    return sites
-
-
-def _require_own_account(ledger: Ledger, person: Participant, fingerprint: str) -> None:
-    """Refuse a client whose budget would begin anew."""
-    if known := ledger.other_names(person.name, fingerprint):
-        raise InvalidInput(
-            "privacy.ledger",
-            f"the data of {person.name} is known there as {known[0]}: its budget cannot begin "
-            "anew under another name",
-        )
-    hides_clients = person.release is not None and person.release.unit == "client"
-    if hides_clients and ledger.other_data(person.name, fingerprint):
-        raise InvalidInput(
-            "privacy.ledger",
-            f"{person.name} is known there with other data: whole clients are hidden here, "
-            "and a client's budget cannot begin anew with every change of its records",
         )
 
 

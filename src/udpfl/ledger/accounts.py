@@ -7,14 +7,15 @@ patients of another quarter) get an account of their own, a block, by a statemen
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, get_args
 
 from udpfl.accounting.budget import Budget
 from udpfl.accounting.filter import Filter
 from udpfl.errors import InvalidInput
-from udpfl.ledger.decisions import Decision, append_decision, decisions, last_decision
+from udpfl.ledger.decisions import Decision, Decisions
 from udpfl.ledger.file import LedgerFile
 
 Runs = Literal["one", "many"]
@@ -40,10 +41,10 @@ class Account:
 class Accounts:
     """The accounts of a ledger's file, their data, budgets and filters."""
 
-    def __init__(self, file: LedgerFile) -> None:
-        self._file = file
+    def __init__(self, file: LedgerFile, decisions: Decisions) -> None:
+        self._file, self._decisions = file, decisions
         self._known: dict[int, Account] = {}
-        self._fixed: dict[int, Filter] = {}
+        self._charged: set[int] = set()
 
     def all(self) -> list[Account]:
         """Every account, oldest first."""
@@ -68,15 +69,16 @@ class Accounts:
                 raise InvalidInput(name, f"must be a text, got {value!r}")
         if runs not in get_args(Runs):
             raise InvalidInput("runs", f"must be one or many, got {runs!r}")
-        found = self._find(client, block)
+        found = self.find(client, block)
         if found is None or fingerprint not in self.versions(found.id):
             with self._file.writing():
-                found = self._find(client, block) or self._open(client, block, runs)
+                found = self.find(client, block) or self._open(client, block, runs)
                 if fingerprint not in self.versions(found.id):
-                    append_decision(self._file, "data", found.id, {"fingerprint": fingerprint})
+                    self._decisions.append("data", found.id, {"fingerprint": fingerprint})
         return found.id
 
-    def _find(self, client: str, block: str) -> Account | None:
+    def find(self, client: str, block: str) -> Account | None:
+        """The account of a client, or of a block of it; None where nobody opened it."""
         rows = self._file.rows(
             "SELECT id, client, block, runs FROM accounts WHERE client = ? AND block = ?",
             *(client, block),
@@ -84,22 +86,16 @@ class Accounts:
         return Account(*rows[0]) if rows else None
 
     def _open(self, client: str, block: str, runs: Runs) -> Account:
-        if block and not self.statement_on(client, block):
-            raise InvalidInput(
-                "block",
-                f"nobody has said that the records of {client} in the block {block!r} are of other "
-                f"people than the rest: `udpfl budget block add LEDGER {client} {block} "
-                "--disjoint --reason ...` does",
-            )
+        self.require_statement(client, block)
         self._file.write(
             "INSERT INTO accounts (client, block, runs) VALUES (?, ?, ?)", client, block, runs
         )
-        found = self._find(client, block)
+        found = self.find(client, block)
         assert found is not None
         content = {"client": client, "block": block, "runs": runs}
-        append_decision(self._file, "open", found.id, content)
+        self._decisions.append("open", found.id, content)
         if runs == "many":
-            append_decision(self._file, "orders", found.id, Filter.planned().to_dict())
+            self._decisions.append("orders", found.id, Filter.planned().to_dict())
         return found
 
     # Blocks
@@ -110,14 +106,23 @@ class Accounts:
             if not isinstance(value, str) or not value.strip():
                 raise InvalidInput(name, f"must be a text, got {value!r}")
         with self._file.writing():
-            if self.statement_on(client, block):
+            if self._said_about(client, block):
                 raise InvalidInput("block", f"{block!r} of {client} is on record already")
             content = {"client": client, "block": block, "disjoint": True}
-            append_decision(self._file, "block", None, content, reason, author)
+            self._decisions.append("block", None, content, reason, author)
 
-    def statement_on(self, client: str, block: str) -> Decision | None:
-        """What was said about a block of a client."""
-        for found in decisions(self._file, kind="block"):
+    def require_statement(self, client: str, block: str) -> None:
+        """Refuse a block of which nobody said that its records are of other people."""
+        if block and not self._said_about(client, block):
+            raise InvalidInput(
+                "block",
+                f"nobody has said that the records of {client} in the block {block!r} are of other "
+                f"people than the rest: `udpfl budget block add LEDGER {client} {block} "
+                "--disjoint --reason ...` does",
+            )
+
+    def _said_about(self, client: str, block: str) -> Decision | None:
+        for found in self._decisions.of("block", None):
             if (found.content["client"], found.content["block"]) == (client, block):
                 return found
         return None
@@ -125,73 +130,83 @@ class Accounts:
     def note_on(self, account: int) -> str:
         """What a statement about an account has to add; empty where it is not a block."""
         owner = self.owner(account)
-        said = owner.block and self.statement_on(owner.client, owner.block)
-        if not said:
+        said = self._said_about(owner.client, owner.block) if owner.block else None
+        if said is None:
             return ""
         return (
-            f"assumes that nobody whose record is in the block {owner.block} of {owner.client} is in "
-            f"another one, as {said.author} said on {said.decided_at[:10]}: {said.reason}"
+            f"assumes that nobody whose record is in the block {owner.block} of {owner.client} is "
+            f"in another one, as {said.author} said on {said.decided_at[:10]}: {said.reason}"
         )
 
     # Data
 
     def versions(self, account: int) -> list[str]:
         """The fingerprints of all data that was ever used under this account, oldest first."""
-        found = decisions(self._file, account, "data")
-        return [decision.content["fingerprint"] for decision in found]
+        return [found.content["fingerprint"] for found in self._decisions.of("data", account)]
 
     def other_names(self, client: str, fingerprint: str, block: str = "") -> list[str]:
         """Under which other accounts exactly this data is known."""
-        rows = self._file.rows(
-            "SELECT DISTINCT account FROM decisions WHERE kind = 'data' AND content = ?",
-            json.dumps({"fingerprint": fingerprint}),
-        )
-        others = [self.owner(number) for (number,) in rows]
-        return [own.name for own in others if (own.client, own.block) != (client, block)]
+        others = [own for own in self.all() if (own.client, own.block) != (client, block)]
+        return [own.name for own in others if fingerprint in self.versions(own.id)]
+
+    def division(self, block: str) -> Mapping[str, str] | None:
+        """Which client held which part of one data set in the last run that divided it."""
+        said = [d for d in self._decisions.of("division", None) if d.content["block"] == block]
+        return said[-1].content["clients"] if said else None
+
+    def divide(self, block: str, clients: Mapping[str, str]) -> None:
+        """Put on record which client holds which part, inside a transaction."""
+        self._decisions.append("division", None, {"block": block, "clients": dict(clients)})
 
     # Budgets, and how spending is added up
 
-    def budget(self, account: int) -> Budget | None:
-        """The budget set last, by whichever process; None where none was."""
+    def budgets(self, account: int) -> list[Budget]:
+        """Every budget that was ever set; the last one counts."""
         self.owner(account)
-        found = last_decision(self._file, account, "budget")
-        return None if found is None else Budget(**found.content)
+        return [Budget(**found.content) for found in self._decisions.of("budget", account)]
 
     def set_budget(self, account: int, budget: Budget, reason: str, author: str | None) -> None:
-        """Set what all releases of the account may cost; earlier budgets stay on record.
+        """Set what all releases of the account may cost, inside a transaction.
 
         As long as nothing was charged the orders of its filter are planned for the new budget.
         """
         owner = self.owner(account)
         epsilon, delta = float(budget.epsilon), float(budget.delta)
-        with self._file.writing():
-            before = self.budget(account)
-            rises = before is not None and (epsilon > before.epsilon or delta > before.delta)
-            if rises and not reason.strip():
+        known = self.budgets(account)
+        if known and not reason.strip():
+            before = known[-1]
+            if epsilon > before.epsilon or delta > before.delta:
                 raise InvalidInput(
                     "reason",
-                    f"is needed where a budget rises: {owner.name} has ε = {before.epsilon:g} at "  # type: ignore[union-attr]
-                    f"δ = {before.delta:g}",  # type: ignore[union-attr]
+                    f"is needed where a budget rises: {owner.name} has ε = {before.epsilon:g} "
+                    f"at δ = {before.delta:g}",
                 )
-            content = {"epsilon": epsilon, "delta": delta}
-            append_decision(self._file, "budget", account, content, reason, author)
-            if owner.runs == "many" and not self._is_charged(account):
-                planned = Filter.planned(epsilon, delta)
-                append_decision(self._file, "orders", account, planned.to_dict(), author=author)
+        content = {"epsilon": epsilon, "delta": delta}
+        self._decisions.append("budget", account, content, reason, author)
+        if owner.runs == "many" and not self._is_charged(account):
+            planned = Filter.planned(epsilon, delta)
+            self._decisions.append("orders", account, planned.to_dict(), author=author)
 
     def _is_charged(self, account: int) -> bool:
-        return bool(self._file.rows("SELECT 1 FROM charges WHERE account = ? LIMIT 1", account))
+        """Whether something was spent: charged, or taken over from others."""
+        if account not in self._charged:
+            query = "SELECT 1 FROM charges WHERE account = ? LIMIT 1"
+            taken_over = self._decisions.of("take over", account)
+            if taken_over or self._decisions.of("reserve", account):
+                return True
+            if self._file.rows(query, account):
+                self._charged.add(account)
+        return account in self._charged
 
     def filter(self, account: int) -> Filter | None:
         """What adds up the account's releases; None for an account of one run."""
-        if account in self._fixed:
-            return self._fixed[account]
         if self.owner(account).runs == "one":
             return None
-        is_fixed = self._is_charged(account)
-        decided = last_decision(self._file, account, "orders")
+        decided = self._decisions.last("orders", account)
         assert decided is not None, "every account of many runs has orders"
-        found = Filter.from_dict(decided.content)
-        if is_fixed:
-            self._fixed[account] = found
-        return found
+        return _filter(tuple(decided.content["orders"]), tuple(decided.content["shares"]))
+
+
+@lru_cache(maxsize=1024)
+def _filter(orders: tuple[float, ...], shares: tuple[float, ...]) -> Filter:
+    return Filter(orders, shares)

@@ -115,15 +115,26 @@ def entries(file: LedgerFile, account: int | None = None) -> list[Entry]:
 
 def chain_problems(file: LedgerFile) -> Iterator[str]:
     """Charges that are missing or were edited."""
+    upgraded = file.rows("SELECT 1 FROM sqlite_master WHERE name = 'former_accounts'")
+    former = (
+        "(SELECT f.id FROM former_accounts f "
+        "WHERE f.client = a.client AND f.fingerprint = c.fingerprint)"
+    )
     expected, previous = 1, ""
-    for number, *content, chain in file.each(
-        "SELECT c.id, c.account, a.client, a.block, c.run, r.randomness, c.round, c.count, "
-        "c.event, c.note, c.fingerprint, c.charged_at, c.decisions, ifnull(d.chain, ''), c.chain "
+    rows = file.each(
+        f"SELECT c.id, {former if upgraded else 'NULL'}, c.account, a.client, a.block, c.run, "
+        "r.randomness, c.round, c.count, c.event, c.note, c.fingerprint, c.charged_at, "
+        "c.decisions, ifnull(d.chain, ''), c.chain "
         "FROM charges c LEFT JOIN accounts a ON a.id = c.account LEFT JOIN runs r ON r.id = c.run "
         "LEFT JOIN decisions d ON d.id = c.decisions ORDER BY c.id"
-    ):
+    )
+    for number, old, account, client, block, run, randomness, *cost, decided, tie, chain in rows:
         if number != expected:
             yield missing_rows("charge", expected, number - 1)
+        content = (account, client, block, run, randomness, *cost, decided, tie)
+        if upgraded and not decided:  # as the former format had it
+            *released, fingerprint, when = cost
+            content = (old, client, fingerprint, run, randomness, *released, when)
         if chained(previous, number, *content) != chain:
             yield f"charge {number} was edited, or is not the one that followed the charge before"
         expected, previous = number + 1, chain

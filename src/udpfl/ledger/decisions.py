@@ -1,8 +1,10 @@
-"""What people decided about budgets: a row of the chain each, with its time, author and reason.
+"""What was decided about budgets: a row of a hash chain each, with its time, author and reason.
 
-Kinds: "open" (an account), "orders" (how its releases are put together), "data" (a version of its
-records), "block" (a statement that records are not those of other blocks), "budget", "take over"
-(the spending of another account), "upgrade" (of a file that an earlier version wrote).
+Kinds of rows: "open" (an account), "orders" (how its releases are added up), "data" (a version of a
+client's records), "block" (a statement that some records are of nobody who is in another block),
+"budget", "division" (which client holds which part of one data set), "take over" (the spending of
+other accounts), "reserve" and "give back" (what a run is going to spend), "upgrade" (of a file that
+an earlier version wrote).
 """
 
 from __future__ import annotations
@@ -11,10 +13,15 @@ import getpass
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from udpfl.ledger.chain import chained, end_problems, head_of, missing_rows
 from udpfl.ledger.file import LedgerFile, now
+
+Kind = Literal[
+    "open", "orders", "data", "block", "budget", "division", "take over", "reserve", "give back",
+    "upgrade",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -22,7 +29,7 @@ class Decision:
     """One row."""
 
     id: int
-    kind: str
+    kind: Kind
     account: int | None
     content: Mapping[str, Any]
     reason: str
@@ -40,47 +47,64 @@ def login_name() -> str:
         return "unknown"
 
 
-def append_decision(
-    file: LedgerFile,
-    kind: str,
-    account: int | None,
-    content: Mapping[str, Any],
-    reason: str = "",
-    author: str | None = None,
-) -> None:
-    """Write a row at the end of the chain, inside a transaction."""
-    before, charged = head_of(file, "decisions"), head_of(file, "charges")
-    number, text = before.number + 1, json.dumps(dict(content), sort_keys=True)
-    said = (kind, account, text, reason, author or login_name(), now(), charged.number)
-    chain = chained(before.chain, number, *said, charged.chain)
-    file.write("INSERT INTO decisions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", number, *said, chain)
+class Decisions:
+    """The rows of a ledger's file. Each is read once: none is ever changed."""
 
+    def __init__(self, file: LedgerFile) -> None:
+        self._file = file
+        self._rollbacks = file.rollbacks
+        self._all: list[Decision] = []
+        self._of: dict[tuple[Kind, int | None], list[Decision]] = {}
 
-def decisions(
-    file: LedgerFile, account: int | None = None, kind: str | None = None
-) -> list[Decision]:
-    """All rows, or those of an account, or of a kind; oldest first."""
-    rows = file.rows(
-        "SELECT id, kind, account, content, reason, author, decided_at, charges FROM decisions "
-        "WHERE account IS ifnull(?, account) AND kind = ifnull(?, kind) ORDER BY id",
-        *(account, kind),
-    )
-    return [Decision(*row[:3], json.loads(row[3]), *row[4:]) for row in rows]
+    def append(
+        self,
+        kind: Kind,
+        account: int | None,
+        content: Mapping[str, Any],
+        reason: str = "",
+        author: str | None = None,
+    ) -> None:
+        """Write a row at the end of the chain, inside a transaction."""
+        before, charged = head_of(self._file, "decisions"), head_of(self._file, "charges")
+        number, text = before.number + 1, json.dumps(dict(content), sort_keys=True)
+        said = (kind, account, text, reason, author or login_name(), now(), charged.number)
+        chain = chained(before.chain, number, *said, charged.chain)
+        self._file.write(
+            "INSERT INTO decisions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", number, *said, chain
+        )
 
+    def all(self) -> list[Decision]:
+        """Every row, oldest first."""
+        self._catch_up()
+        return self._all
 
-def last_decision(file: LedgerFile, account: int, kind: str) -> Decision | None:
-    """The one that counts."""
-    rows = file.rows(
-        "SELECT id, kind, account, content, reason, author, decided_at, charges FROM decisions "
-        "WHERE account = ? AND kind = ? ORDER BY id DESC LIMIT 1",
-        *(account, kind),
-    )
-    return Decision(*rows[0][:3], json.loads(rows[0][3]), *rows[0][4:]) if rows else None
+    def of(self, kind: Kind, account: int | None) -> list[Decision]:
+        """The rows of one kind about one account, or about none; oldest first."""
+        self._catch_up()
+        return self._of.get((kind, account), [])
+
+    def last(self, kind: Kind, account: int | None) -> Decision | None:
+        """The row that counts."""
+        found = self.of(kind, account)
+        return found[-1] if found else None
+
+    def _catch_up(self) -> None:
+        if self._rollbacks != self._file.rollbacks:  # what was read may never have been stored
+            self._rollbacks, self._all, self._of = self._file.rollbacks, [], {}
+        for number, kind, account, content, *said in self._file.rows(
+            "SELECT id, kind, account, content, reason, author, decided_at, charges FROM decisions "
+            "WHERE id > ? ORDER BY id",
+            self._all[-1].id if self._all else 0,
+        ):
+            found = Decision(number, kind, account, json.loads(content), *said)
+            self._all.append(found)
+            self._of.setdefault((found.kind, found.account), []).append(found)
 
 
 def decision_problems(file: LedgerFile) -> Iterator[str]:
     """Decisions that are missing or were edited, and accounts that nobody opened like this."""
-    expected, previous, opened = 1, "", {}
+    expected, previous = 1, ""
+    opened: dict[int, str] = {}
     for number, *content, charged, chain in file.each(
         "SELECT d.id, d.kind, d.account, d.content, d.reason, d.author, d.decided_at, d.charges, "
         "ifnull(c.chain, ''), d.chain FROM decisions d LEFT JOIN charges c ON c.id = d.charges "

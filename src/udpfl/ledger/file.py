@@ -17,15 +17,17 @@ from typing import Any
 
 from udpfl.errors import InvalidInput, LedgerError
 
-SCHEMA = 2
+FORMER, SCHEMA = 1, 2
 _WAIT = 30.0  # seconds that another process may hold the file
 
-_TABLES = (
+_KEPT_TABLES = (  # as they were in the former format
     "CREATE TABLE meta (schema INTEGER NOT NULL, created TEXT NOT NULL)",
     """CREATE TABLE runs (
         id TEXT PRIMARY KEY NOT NULL, started TEXT NOT NULL,
         randomness TEXT NOT NULL CHECK (randomness IN ('entropy', 'seeded')),
         accounting TEXT NOT NULL, description TEXT NOT NULL)""",
+)
+_TABLES = (
     """CREATE TABLE accounts (
         id INTEGER PRIMARY KEY, client TEXT NOT NULL, block TEXT NOT NULL,
         runs TEXT NOT NULL CHECK (runs IN ('one', 'many')), UNIQUE (client, block))""",
@@ -91,6 +93,8 @@ class LedgerFile:
         if not self.path.absolute().parent.is_dir():
             raise InvalidInput("ledger", f"there is no folder {str(self.path.parent)!r}")
         self._process = os.getpid()
+        self.rollbacks = 0
+        """Transactions that were undone: what was read in one of them may not be there."""
         uri = f"{self.path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
         with self._explained("open"):
             self._db = sqlite3.connect(uri, uri=True, timeout=_WAIT, isolation_level=None)
@@ -118,11 +122,24 @@ class LedgerFile:
                 if not self.rows("SELECT 1 FROM sqlite_master"):
                     self._create()
         schema = self.rows("SELECT schema FROM meta")
-        if schema != [(SCHEMA,)]:
+        if schema not in ([(SCHEMA,)], [(FORMER,)]):
             raise LedgerError(
                 f"{self.path} has ledger format {[version for (version,) in schema]}, "
-                f"this version reads format {SCHEMA}"
+                f"this version reads formats {FORMER} and {SCHEMA}"
             )
+
+    @property
+    def is_former(self) -> bool:
+        """Whether an earlier version wrote it, so that it has to be upgraded before it is used."""
+        return self.rows("SELECT schema FROM meta") == [(FORMER,)]
+
+    def copy_into_memory(self) -> None:
+        """Go on with a copy that may be changed without changing the file."""
+        copy = sqlite3.connect(":memory:", isolation_level=None)
+        with self._explained("read"):
+            self._db.backup(copy)
+        self._db.close()
+        self._db = copy
 
     def _write_ahead(self) -> None:
         """Switch to WAL. SQLite's own waiting does not cover two processes switching at once."""
@@ -138,11 +155,31 @@ class LedgerFile:
                 time.sleep(0.01)
 
     def _create(self) -> None:
-        for statement in _TABLES:
+        for statement in (*_KEPT_TABLES, *_TABLES):
             self._db.execute(statement)
         for name, body in _TRIGGERS.items():
             self._db.execute(f"CREATE TRIGGER {name} {body}")
         self._db.execute("INSERT INTO meta VALUES (?, ?)", (SCHEMA, now()))
+
+    def put_former_tables_aside(self) -> None:
+        """Make room for the tables of this format: inside a transaction."""
+        for name, kind in self.rows(
+            "SELECT name, type FROM sqlite_master WHERE type IN ('trigger', 'index') "
+            "AND name NOT LIKE 'sqlite_%'"
+        ):
+            self._db.execute(f"DROP {kind} {name}")
+        for table in ("accounts", "budgets", "charges", "outbox"):
+            self._db.execute(f"ALTER TABLE {table} RENAME TO former_{table}")
+        for statement in _TABLES:
+            self._db.execute(statement)
+
+    def finish_upgrade(self) -> None:
+        """Drop what was copied, and guard the rest; `former_accounts` is what charges tell of."""
+        for table in ("outbox", "charges", "budgets"):
+            self._db.execute(f"DROP TABLE former_{table}")
+        self._db.execute("UPDATE meta SET schema = ?", (SCHEMA,))
+        for name, body in _TRIGGERS.items():
+            self._db.execute(f"CREATE TRIGGER {name} {body}")
 
     def close(self) -> None:
         """Close the connection; closing twice is fine."""
@@ -178,6 +215,7 @@ class LedgerFile:
             yield
             self._db.execute("COMMIT")
         except BaseException:
+            self.rollbacks += 1
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise

@@ -15,7 +15,6 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self, get_args
@@ -27,11 +26,10 @@ from udpfl.accounting.filter import Filter
 from udpfl.accounting.statement import PrivacyStatement, shown
 from udpfl.errors import BudgetExceeded, InvalidInput, LedgerError
 from udpfl.ledger.accounts import Account, Accounts, Runs
+from udpfl.ledger.balances import Balances, Demand
 from udpfl.ledger.chain import head_of
 from udpfl.ledger.charges import (
     IMPORTED,
-    TRUST,
-    TRUSTED,
     Charge,
     Entry,
     append_charge,
@@ -39,22 +37,27 @@ from udpfl.ledger.charges import (
     entries,
     event_problems,
 )
-from udpfl.ledger.decisions import Decision, decision_problems, decisions, last_decision
+from udpfl.ledger.decisions import Decision, Decisions, decision_problems
 from udpfl.ledger.file import LedgerFile, now
 from udpfl.ledger.outbox import Outbox
+from udpfl.ledger.reservations import Reservations
 from udpfl.ledger.spending import (
-    NO_CLAIM,
-    Spending,
+    Takeover,
     accounted,
     as_event,
     check_one_basis,
-    nominal_before,
-    resting_on_imports,
     totals_of,
 )
+from udpfl.ledger.upgrade import upgrade
 
 _ANY_DELTA = 1e-5
 """To see whether releases can be accounted at all."""
+
+
+_MOVED = (
+    "records of this data set may be at other clients than in earlier runs on this ledger (another "
+    "seed or partition)"
+)
 
 
 class Ledger:
@@ -62,8 +65,15 @@ class Ledger:
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self._file = LedgerFile(Path(path), read_only=read_only)
+        if self._file.is_former:
+            if read_only:
+                self._file.copy_into_memory()
+            upgrade(self._file)
         self._outbox = Outbox(self._file)
-@@0@@
+        self._decisions = Decisions(self._file)
+        self._accounts = Accounts(self._file, self._decisions)
+        self._reservations = Reservations(self._decisions)
+        self._balances = Balances(self._file, self._accounts, self._decisions, self._reservations)
 
     def __enter__(self) -> Self:
         return self
@@ -120,6 +130,15 @@ class Ledger:
         """Put on record that nobody whose record is in this block is in another one."""
         self._accounts.declare_block(client, block, reason, author)
 
+    def require_statement(self, client: str, block: str) -> None:
+        """Refuse a block of which nobody said that its records are of other people."""
+        self._accounts.require_statement(client, block)
+
+    def account_of(self, client: str, block: str = "") -> int | None:
+        """The account of a client, or of a block of it; None where nobody opened it."""
+        found = self._accounts.find(client, block)
+        return None if found is None else found.id
+
     def accounts(self) -> list[Account]:
         """Every account, oldest first."""
         return self._accounts.all()
@@ -142,7 +161,60 @@ class Ledger:
         query = "SELECT count(DISTINCT round) FROM charges WHERE run = ? AND account = ?"
         return int(self._file.rows(query, run, account)[0][0])
 
-@@1@@
+    def last_charge(self, run: str) -> int:
+        """The number of a run's last charge; 0 before its first."""
+        query = "SELECT ifnull(max(id), 0) FROM charges WHERE run = ?"
+        return int(self._file.rows(query, run)[0][0])
+
+    def data_of(self, run: str) -> dict[int, str]:
+        """The fingerprint of the records that a run charged, for each of its accounts."""
+        query = "SELECT DISTINCT account, fingerprint FROM charges WHERE run = ?"
+        return dict(self._file.rows(query, run))
+
+    def folders(self) -> dict[str, str]:
+        """The name of the folder of every run that was begun in one."""
+        rows = self._file.rows("SELECT id, description FROM runs")
+        named = {run: json.loads(text).get("folder") for run, text in rows}
+        return {run: str(folder) for run, folder in named.items() if folder}
+
+    def set_budget(
+        self, account: int, budget: Budget, *, reason: str = "", author: str | None = None
+    ) -> None:
+        """Set what all releases of the account may cost. Earlier budgets stay on record.
+
+        A budget that rises needs a reason; the author is whoever is logged in, unless named.
+        """
+        self.set_budgets([account], budget, reason=reason, author=author)
+
+    def set_budgets(
+        self,
+        accounts: Sequence[int],
+        budget: Budget,
+        *,
+        reason: str = "",
+        author: str | None = None,
+    ) -> None:
+        """Set the same budget for several accounts, for all of them or for none."""
+        with self._file.writing():
+            for account in accounts:
+                self._accounts.set_budget(account, budget, reason, author)
+
+    def budget(self, account: int) -> Budget | None:
+        """The budget set last, by whichever process; None where none was."""
+        return self._balances.budget(account)
+
+    def budgets(self, account: int) -> list[Budget]:
+        """Every budget that was ever set; the last one counts."""
+        return self._accounts.budgets(account)
+
+    def filter(self, account: int) -> Filter | None:
+        """What adds up the account's releases; None for an account of one run."""
+        return self._accounts.filter(account)
+
+    def decisions(self, account: int | None = None) -> list[Decision]:
+        """What was decided about accounts, data, blocks and budgets; oldest first."""
+        found = self._decisions.all()
+        return [own for own in found if account is None or own.account == account]
 
     def _owner(self, account: int) -> Account:
         return self._accounts.owner(account)
@@ -157,76 +229,154 @@ class Ledger:
         Answers without a privacy claim are no event. `statement`, `would_exceed` and `commit` know
         of them and treat them as what they are.
         """
-        return as_event(self._caught_up(account, run, up_to).totals)
+        self._owner(account)
+        return as_event(self._balances.charged(account, run, up_to).totals)
+
+    def held(self, account: int) -> Event | None:
+        """Everything charged, and what runs have reserved beyond that, as one event."""
+        self._owner(account)
+        return as_event(self._balances.held(account))
 
     def statement(
         self,
         account: int,
         delta: float | None = None,
         nominal_run: str | None = None,
-@@2@@
+        up_to: int | None = None,
+        *,
+        fixed_beforehand: bool = False,
     ) -> PrivacyStatement:
         """What all releases of the account, in all runs, cost together.
 
         At the delta of the account's budget unless `delta` says otherwise. Where something was
         imported, a note says what that takes on trust. With a `nominal_run` that has released
-@@3@@
+        something, its own number in the paper's accounting stands in front of all that. With
+        `up_to`, what was charged after the charge of that number is left out.
+
+        An account of one run is stated with the run's whole plan, one of many runs by its filter:
+        both hold whenever somebody stops. `fixed_beforehand` is the number for what was charged if
+        all of it was settled before the first release.
         """
-        spending = self._caught_up(account, up_to=up_to)
-        if spending.seeded:
-            return PrivacyStatement.none("noise of a seeded run can be computed by anyone")
-        if delta is None:
-            budget = self.budget(account)
-            if budget is None and spending.totals.keys() - {NO_CLAIM}:
-                raise InvalidInput(
-                    "delta", f"is needed: client {self._owner(account).client} has no budget"
-                )
-            delta = budget.delta if budget else 0.0
-        added_up_by = None if fixed_beforehand else self.filter(account)
-        statement = accounted(spending.totals, delta, added_up_by)
-        if said := self._accounts.note_on(account):
-            statement = replace(statement, notes=(*statement.notes, said))
-        if spending.imported:
-            statement = resting_on_imports(statement)
-        if spending.trusting:
-            statement = replace(statement, notes=(*statement.notes, TRUST))
-        own = None if nominal_run is None else self.spent(account, nominal_run, up_to)
-        return statement if own is None else nominal_before(statement, own, delta)
+        return self._balances.statement(account, delta, nominal_run, up_to, fixed_beforehand)
 
-    def would_exceed(self, account: int, event: Event) -> bool:
-        """Whether the event would break the account's budget; never, where none is set."""
-        budget, spending = self.budget(account), self._caught_up(account)
-        return budget is not None and not spending.fits(
-            spending.totals + totals_of([event]), budget, self.filter(account)
-        )
+    def would_exceed(self, account: int, event: Event, run: str = "") -> bool:
+        """Whether the event would break the account's budget; never, where none is set.
 
-    def certify(self, account: int, event: Event) -> bool:
-        """Whether a whole plan fits the budget; if so, no part of it has to be accounted again.
-
-        Ask once for all rounds, `Repeated(round_event, rounds)`, and every round's own check costs
-        nothing as long as the account spends on nothing else.
+        What other runs have reserved counts as spent. What this `run` has reserved is its own.
         """
-        return not self.would_exceed(account, event)
-
-    def _caught_up(
-        self, account: int, run: str | None = None, up_to: int | None = None
-    ) -> Spending:
-        """What any process charged to the account, in one run or in all; reads new rows only."""
         self._owner(account)
-@@4@@
-        rows = self._file.rows(  # a charge whose run is gone still counts, and proves nothing
-            "SELECT c.event, sum(c.count), max(r.randomness IS NOT 'entropy'), "
-            f"max(c.run GLOB '{IMPORTED}*'), max(c.note = '{TRUSTED}'), max(c.id) "
-            "FROM charges c LEFT JOIN runs r ON r.id = c.run "
-            "WHERE c.account = ? AND c.id > ? AND c.run = ifnull(?, c.run) "
-            "AND c.id <= ifnull(?, c.id) GROUP BY c.event",
-            *(account, spending.last, run, up_to),
-        )
-        if rows:
-            texts, counts, seeded, imported, trusting, last = zip(*rows, strict=True)
-            totals = Counter(dict(zip(texts, counts, strict=True)))
-            spending.advance(totals, any(seeded), any(imported), any(trusting), max(last))
-        return spending
+        return not self._balances.fits(account, {run: totals_of([event])})
+
+    # Reservations
+
+    def reserve(self, run: str, plans: Mapping[int, Event]) -> None:
+        """Set aside what a run is going to release, for all these accounts or for none.
+
+        `plans` has what is still to come. A run that has reserved already gets no second part: the
+        reservation becomes what it was charged so far and the plan.
+
+        Guarantee: no process can spend what is reserved, and charges within it are never refused.
+        """
+        wanted = {account: totals_of([event]) for account, event in plans.items()}
+        self._check_room(run, wanted)  # accounting may take a while, and others may still write
+        with self._file.writing():
+            self._check_room(run, wanted)
+            for account, totals in wanted.items():
+                charged = self._balances.charged(account, run).totals
+                known = [own for own in self._reservations.held(account) if own.run == run]
+                if not known or not charged + totals <= known[0].totals:
+                    self._reservations.make(account, run, charged + totals)
+
+    def _check_room(self, run: str, wanted: Mapping[int, Counter[str]]) -> None:
+        short = []
+        for account, totals in wanted.items():
+            self._require_only_run(account, run)
+            self._balances.require_one_basis(account, {run: totals})
+            if not self._balances.fits(account, {run: totals}):
+                short.append(self._owner(account).name)
+        if short:
+            raise BudgetExceeded(
+                f"{', '.join(short)}: the plan of this run does not fit into what the budget has "
+                "left; nothing was reserved"
+            )
+
+    def give_back(self, run: str, *, reason: str = "", author: str | None = None) -> int:
+        """Free what a run has reserved and not spent; returns of how many accounts.
+
+        Accounts for one run keep their plan: that is what they are stated with.
+        """
+        with self._file.writing():
+            holding = [
+                account.id
+                for account in self.accounts()
+                if account.runs == "many"
+                and any(own.run == run for own in self._reservations.held(account.id))
+            ]
+            for account in holding:
+                self._reservations.end(account, run, reason, author)
+        return len(holding)
+
+    def reserved(self, account: int) -> dict[str, Event]:
+        """What runs have reserved and not spent yet."""
+        self._owner(account)
+        rests = {
+            own.run: as_event(own.totals - self._balances.charged(account, own.run).totals)
+            for own in self._reservations.held(account)
+        }
+        return {run: event for run, event in rests.items() if event is not None}
+
+    # Data that is divided among clients
+
+    def division(self, block: str = "") -> Mapping[str, str] | None:
+        """Which client held which part of one data set, in the last run that divided it."""
+        return self._accounts.division(block)
+
+    def taken_over(self, clients: Mapping[str, str], block: str = "") -> Takeover | None:
+        """What these clients take over if they hold these parts of one data set from now on.
+
+        None where that is how it was divided before. Otherwise records may have moved from any
+        account to any other, so each has to count the largest spending among them as its own,
+        reservations included.
+        """
+        known = self.division(block)
+        if known == dict(clients):
+            return None
+        among = [own for own in self.accounts() if own.block == block]
+        if known is not None:
+            among = [own for own in among if own.client in known or own.client in clients]
+        held = {own: totals for own in among if (totals := self._balances.held(own.id))}
+        if not held:
+            return None
+        if absent := [own.name for own in held if own.client not in clients]:
+            raise LedgerError(f"{_MOVED}, and {absent[0]}, which may have held them, is not here")
+        rules = {self.filter(own.id) for own in held}
+        if len(rules) > 1:
+            raise LedgerError(f"{_MOVED}, and their accounts add up releases in different ways")
+        most: Counter[str] = Counter()
+        for totals in held.values():
+            most |= totals
+        return Takeover(most, rules.pop(), [self._balances.charged(own.id) for own in held])
+
+    def divide(self, clients: Mapping[str, str], block: str = "") -> None:
+        """Note which client holds which part of one data set (client: fingerprint).
+
+        Guarantee: afterwards an account's total contains all that was ever charged for any record
+        in it, wherever that record was.
+        """
+        with self._file.writing():
+            if taken := self.taken_over(clients, block):
+                self._take_over(taken, clients, block)
+            if self.division(block) != dict(clients):
+                self._accounts.divide(block, clients)
+
+    def _take_over(self, taken: Takeover, clients: Mapping[str, str], block: str) -> None:
+        for own in self.accounts():
+            if own.block != block or own.client not in clients:
+                continue
+            if taken.rule and taken.rule != self.filter(own.id):
+                self._decisions.append("orders", own.id, taken.rule.to_dict())
+            if taken.totals != self._balances.held(own.id):
+                self._decisions.append("take over", own.id, taken.to_dict())
 
     # Charging
 
@@ -241,9 +391,10 @@ class Ledger:
         answer may be sent.
         """
         priced = [(charge, totals_of(charge.events)) for charge in charges]
-        demand: dict[int, Counter[str]] = {}
+        demand: dict[int, dict[str, Counter[str]]] = {}
         for charge, totals in priced:
-            demand.setdefault(charge.account, Counter()).update(totals)
+            own = demand.setdefault(charge.account, {})
+            own.setdefault(charge.run, Counter()).update(totals)
         if len({(charge.run, charge.account, charge.round) for charge in charges}) < len(priced):
             raise InvalidInput("charges", "a client answers a round of a run only once")
         # Accounting may take a while. The first check does the work while others may still write;
@@ -255,7 +406,7 @@ class Ledger:
                 self._outbox.forget(run, settled)
             self._store(priced)
 
-    def _check(self, charges: Sequence[Charge], demand: Mapping[int, Counter[str]]) -> None:
+    def _check(self, charges: Sequence[Charge], demand: Mapping[int, Demand]) -> None:
         for charge in charges:
             if self._outbox.answered(charge.run, charge.account, charge.round):
                 raise LedgerError(
@@ -263,21 +414,20 @@ class Ledger:
                     f"{charge.round} of run {charge.run} already: send the stored message; "
                     "nothing was charged"
                 )
-            self._require_room(charge.account, charge.run)
+            self._require_only_run(charge.account, charge.run)
         for account, wanted in demand.items():
-            spending, budget = self._caught_up(account), self.budget(account)
-            total, added_up_by = spending.totals + wanted, self.filter(account)
-            if not wanted.keys() <= spending.totals.keys():
-                check_one_basis(total)
-            if budget is not None and not spending.fits(total, budget, added_up_by):
-                epsilon = accounted(total, budget.delta, added_up_by).epsilon
+            self._balances.require_one_basis(account, wanted)
+            if not self._balances.fits(account, wanted):
+                budget, rule = self._balances.budget(account), self.filter(account)
+                assert budget is not None, "without a budget everything fits"
+                total = self._balances.held(account, wanted)
                 raise BudgetExceeded(
                     f"client {self._owner(account).name}: its releases would come to "
-                    f"ε = {shown(epsilon)}, more than its budget ε = {budget.epsilon:g} at "
-                    f"δ = {budget.delta:g}; no update was released"
+                    f"ε = {shown(accounted(total, budget.delta, rule).epsilon)}, more than its "
+                    f"budget ε = {budget.epsilon:g} at δ = {budget.delta:g}; no update was released"
                 )
 
-    def _require_room(self, account: int, run: str) -> None:
+    def _require_only_run(self, account: int, run: str) -> None:
         """Refuse a second run on an account that is for one: its total would not hold."""
         owner = self._owner(account)
         if owner.runs == "many":
@@ -301,7 +451,9 @@ class Ledger:
             append_charge(self._file, charge, owner, randomness[charge.run], totals, charge.note)
             self._outbox.put(charge)
 
-    def import_charge(self, account: int, event: Event, *, source: str, note: str = "") -> str:
+    def import_charge(
+        self, account: int, event: Event, *, source: str, note: str = "", fingerprint: str = ""
+    ) -> str:
         """Charge what was released outside of this package; returns the run it is booked under.
 
         It has happened, so no budget can refuse it: whatever it costs counts from now on, and is
@@ -319,7 +471,7 @@ class Ledger:
         said = f"imported from {source.strip()}" + (f": {note.strip()}" if note.strip() else "")
         content = json.dumps([owner.client, owner.block, said, sorted(totals.items())])
         run = IMPORTED + sha256(content.encode()).hexdigest()[:16]
-        self._require_room(account, run)
+        self._require_only_run(account, run)
         self._check_accountable(account, totals)
         self.begin_run(run, randomness="entropy", accounting="vector", description={"note": said})
         with self._file.writing():
@@ -330,13 +482,13 @@ class Ledger:
                     "twice, a note that differs says so",
                 )
             self._check_accountable(account, totals)
-            charge = Charge(account, run, 0, (event,), b"")
+            charge = Charge(account, run, 0, (event,), b"", fingerprint=fingerprint)
             append_charge(self._file, charge, owner, "entropy", totals, said)
         return run
 
     def _check_accountable(self, account: int, more: Counter[str]) -> None:
         """Raise where the account could no longer be stated: an unreadable total helps nobody."""
-        total, budget = self._caught_up(account).totals + more, self.budget(account)
+        total, budget = self._balances.charged(account).totals + more, self.budget(account)
         check_one_basis(total)
         # At delta = 0 one Gaussian release makes the total infinite, whatever stands beside it.
         added_up_by = self.filter(account)
@@ -366,7 +518,8 @@ class Ledger:
 
     def head(self) -> tuple[int, str]:
         """The number and the hash of the last charge; 0 and nothing before the first."""
-        return head_of(self._file, "charges")
+        number, chain = head_of(self._file, "charges")
+        return number, chain
 
     def holds(self, number: int, chain: str) -> bool:
         """Whether this was its last charge once: a copy from before that, or another, does not."""
@@ -380,7 +533,14 @@ class Ledger:
         Without `events` nobody tries to read the releases, which may name code of one's own.
         """
         problems: list[str] = []
-@@5@@
+        checks = [
+            self._file.problems(),
+            chain_problems(self._file),
+            decision_problems(self._file),
+            self._outbox.problems(),
+        ]
+        if events:
+            checks.append(event_problems(self._file))
         for found in checks:
             try:
                 with self._file.snapshot():

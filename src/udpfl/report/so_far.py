@@ -12,7 +12,7 @@ from typing import Any
 
 from udpfl.accounting.statement import PrivacyStatement, largest
 from udpfl.errors import LedgerError
-from udpfl.ledger.charges import Account
+from udpfl.ledger.accounts import Account
 from udpfl.ledger.ledger import Ledger
 from udpfl.ledger.spending import accounted
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from udpfl.accounting.statement import PrivacyStatement, largest
 from udpfl.errors import InvalidInput, UdpflError
-from udpfl.ledger.charges import Account
+from udpfl.ledger.accounts import Account
 from udpfl.ledger.ledger import Ledger
 from udpfl.ledger.places import ledger_of
 from udpfl.report.differences import Difference, differences
@@ -170,7 +170,8 @@ class _Folder:
         unsure = self.head is None and bool(self.identity.get("ledger"))
         up_to = ledger.last_charge(self.run) if unsure else self.head and self.head[0]
         found: dict[str, PrivacyStatement] = {}
-        accounts = self._accounts(ledger, charged)
+        block = self.identity.get("block") or ""
+        accounts = {own.client: own for own in ledger.accounts() if own.block == block}
         for person in self.people:
             name, own = person["name"], said[person["name"]]
             found[name] = own
@@ -198,17 +199,6 @@ class _Folder:
             yield from differences("the header of the model", stated, total)
             if self.stamp.get("statement") != summary.get("statement"):
                 yield Difference("the header of the model has another statement than summary.json")
-
-    def _accounts(self, ledger: Ledger, charged: Sequence[Account]) -> dict[str, Account]:
-        """Each client's account: the one that this run charged, or that of its data."""
-        names = [person["name"] for person in self.people]
-        data = dict(zip(names, self.identity.get("fingerprints") or (), strict=False))
-        known = {
-            found.client: found
-            for found in ledger.accounts()
-            if data.get(found.client, found.fingerprint) == found.fingerprint
-        }
-        return known | {found.client: found for found in charged}
 
 
 def _deltas(ledger: Ledger, account: Account, person: Row) -> set[float | None]:

@@ -1,0 +1,34 @@
+"""What people decide about budgets, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from udpfl.ledger.decisions import Decision
+
+
+def described_change(change: Decision, folders: Mapping[str, str]) -> str | None:
+    """A decision in a few words; None for what only the ledger itself needs."""
+    content = change.content
+    run = folders.get(content.get("run", ""), content.get("run", ""))
+    match change.kind:
+        case "budget":
+            return f"budget ε = {content['epsilon']:g} at δ = {content['delta']:g}"
+        case "data":
+            return f"data {content['fingerprint'][:8]}"
+        case "block":
+            return f"block {content['block']} of {content['client']}: nobody in it is in another"
+        case "reserve":
+            return f"{sum(content['totals'].values()):,} releases reserved for {run}"
+        case "give back":
+            return f"the rest of {run} given back"
+        case "take over":
+            taken = sum(content["totals"].values())
+            return f"takes over {taken:,} releases, because records may have moved"
+        case "division":
+            return f"one data set divided among {len(content['clients'])} clients"
+        case "upgrade":
+            return f"upgraded from format {content['format']}"
+        case "open":
+            return "account opened" if change.reason else None
+    return None

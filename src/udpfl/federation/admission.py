@@ -1,0 +1,242 @@
+"""May this run begin? What budgets have left is looked at before anything is trained or written.
+
+A shared ledger knows what clients have spent and reserved. The run is planned by the way in which
+it adds things up, and a plan that does not fit is refused, or made to fit, as `privacy.exhausted`
+says. Then accounts are opened and the plan is reserved.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from udpfl.accounting.budget import Budget, rounds_left, would_exceed
+from udpfl.accounting.events import Event
+from udpfl.accounting.filter import Filter
+from udpfl.accounting.serial import event_to_json
+from udpfl.config import Config, PrivacyConfig, per_client
+from udpfl.errors import BudgetExceeded, Infeasible, InvalidInput, LedgerError, UdpflError
+from udpfl.federation.participants import Participant, Past
+from udpfl.federation.rounds import listed
+from udpfl.ledger.ledger import Ledger
+
+log = logging.getLogger(__name__)
+
+Schedule = Sequence[Sequence[int]]
+Plan = Callable[[Schedule, Mapping[str, Past]], list[Participant]]
+"""The participants of a schedule; of clients with a past, by the rule and for the rest of it."""
+
+
+@dataclass(frozen=True)
+class Holding:
+    """Which records the clients of a run hold."""
+
+    names: Sequence[str]
+    fingerprints: Sequence[str]
+    is_divided: bool
+    """Whether one data set was divided among them, so that another seed moves records about."""
+    block: str = ""
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """The fingerprint of every client's records."""
+        return dict(zip(self.names, self.fingerprints, strict=True))
+
+
+def plan_within(settings: Config, holding: Holding, schedule: Schedule, plan: Plan) -> list[
+    Participant
+]:  # fmt: skip
+    """The participants of a run that its clients' budgets hold; raises where they do not.
+
+    Nothing is written. Clients that are left out are asked in no round.
+    """
+    privacy = settings.privacy
+    if not isinstance(privacy, PrivacyConfig) or privacy.ledger is None:
+        return plan(schedule, {})
+    pasts, moved = _read_pasts(privacy, Path(privacy.ledger), holding)
+    unspent = {name: replace(past, held=None) for name, past in pasts.items()}
+    people = plan(schedule, unspent)
+    if moved:
+        _require_alike(people)
+    short = {own.name for own in people if not _fits(own, pasts[own.name])}
+    if not short:
+        return people
+    if privacy.exhausted == "refuse":
+        raise BudgetExceeded(_refusal(settings, people, pasts, short, schedule, plan))
+    if privacy.exhausted == "fit":
+        return _with_more_noise(people, pasts, unspent, short, schedule, plan)
+    if short == {own.name for own in people if own.rounds}:
+        raise BudgetExceeded(f"no client has enough left for this run: {listed(sorted(short))}")
+    log.warning("without %s: the budget does not hold this run", listed(sorted(short)))
+    numbers = {number for number, own in enumerate(people) if own.name in short}
+    rest = [tuple(client for client in chosen if client not in numbers) for chosen in schedule]
+    return plan(rest, unspent)
+
+
+def _read_pasts(
+    privacy: PrivacyConfig, path: Path, holding: Holding
+) -> tuple[dict[str, Past], bool]:
+    """What the ledger knows of every client, and whether records may have moved among them."""
+    clients = len(holding.names)
+    epsilons, deltas = per_client(privacy.epsilon, clients), per_client(privacy.delta, clients)
+    guaranteed = privacy.accounting == "vector"
+    pasts = {
+        name: Past(Filter.planned(epsilon, delta), Budget(epsilon, delta) if guaranteed else None)
+        for name, epsilon, delta in zip(holding.names, epsilons, deltas, strict=True)
+    }
+    if not path.is_file():
+        if holding.block:
+            raise InvalidInput("data.block", f"there is no ledger {str(path)!r} that knows blocks")
+        return pasts, False
+    with Ledger(path, read_only=True) as ledger:
+        if problems := ledger.verify():
+            raise LedgerError(f"the ledger is not sound, nothing is charged to it: {problems[0]}")
+        for name, fingerprint in holding.parts.items():
+            _require_own_account(ledger, name, fingerprint, holding.block)
+            if (account := ledger.account_of(name, holding.block)) is not None:
+                rule = ledger.filter(account)
+                if rule is None:
+                    raise LedgerError(f"{path} is the ledger of one run and not for others")
+                budget = ledger.budget(account) or pasts[name].budget
+                pasts[name] = Past(rule, budget, ledger.held(account))
+        taken = None
+        if holding.is_divided:
+            taken = ledger.taken_over(holding.parts, holding.block)
+    if taken is None:
+        return pasts, False
+    rule = taken.rule
+    assert rule is not None, "the accounts of a shared ledger have a filter"
+    return {name: replace(past, rule=rule, held=taken.event) for name, past in pasts.items()}, True
+
+
+def _require_own_account(ledger: Ledger, name: str, fingerprint: str, block: str) -> None:
+    """Refuse a client whose budget would begin anew."""
+    if known := ledger.other_names(name, fingerprint, block):
+        raise InvalidInput(
+            "privacy.ledger",
+            f"the data of {name} is known there as {known[0]}: its budget cannot begin anew under "
+            "another name",
+        )
+    ledger.require_statement(name, block)
+
+
+def _require_alike(people: Sequence[Participant]) -> None:
+    plans = [own.rest_event(0) for own in people]
+    if len({plan and event_to_json(plan) for plan in plans}) > 1:
+        raise BudgetExceeded(
+            "records of this data set may be at other clients than in earlier runs on this ledger "
+            "(another seed or partition): every client takes over the largest spending among them "
+            "and pays the largest plan of this run, so all have to have the same plan, and here "
+            "they differ; nothing was trained"
+        )
+
+
+def _fits(own: Participant, past: Past) -> bool:
+    event = own.rest_event(0)
+    if event is None or past.budget is None:
+        return True
+    return not would_exceed(past.history, event, past.budget, past.rule)
+
+
+def _with_more_noise(
+    people: Sequence[Participant],
+    pasts: Mapping[str, Past],
+    unspent: Mapping[str, Past],
+    short: set[str],
+    schedule: Schedule,
+    plan: Plan,
+) -> list[Participant]:
+    try:
+        fitted = plan(schedule, {**unspent, **{name: pasts[name] for name in short}})
+    except Infeasible as error:
+        raise BudgetExceeded(
+            f"{listed(sorted(short))}: no noise makes this run fit what is left ({error}); "
+            "nothing was trained"
+        ) from None
+    log.warning(
+        "%s: more noise, so that the run fits what is left of the budget", listed(sorted(short))
+    )
+    return fitted
+
+
+def _refusal(
+    settings: Config,
+    people: Sequence[Participant],
+    pasts: Mapping[str, Past],
+    short: set[str],
+    schedule: Schedule,
+    plan: Plan,
+) -> str:
+    """Who cannot pay for the run, and what the first of them could pay for."""
+    own = next(person for person in people if person.name in short)
+    past, rounds = pasts[own.name], own.rounds
+    event, offers = own.round_event, []
+    assert past.budget is not None
+    assert event is not None
+    if not own.factors and (left := rounds_left(past.history, event, past.budget, past.rule)):
+        offers.append(f"{left} of {rounds} rounds")
+    try:
+        fitted = plan(schedule, {name: pasts[name] for name in pasts if name in short})
+        noisier = next(person for person in fitted if person.name == own.name)
+        assert noisier.release is not None
+        offers.append(f"{rounds} rounds at noise {noisier.release.mechanism.noise_std:.3g}")
+    except UdpflError:
+        pass
+    fits = f"{' or '.join(offers)} would fit" if offers else "nothing of it would fit"
+    return (
+        f"{listed(sorted(short))}: the budget in {settings.privacy.ledger} does not hold this run; "  # type: ignore[union-attr]
+        f"nothing was trained. {own.name} has ε = {past.budget.epsilon:g} at δ = "
+        f'{past.budget.delta:g} in all: {fits} (privacy.exhausted = "fit" adds noise, "skip" '
+        "leaves such clients out)"
+    )
+
+
+def admit(
+    settings: Config,
+    ledger: Ledger,
+    run: str,
+    folder: str,
+    holding: Holding,
+    people: Sequence[Participant],
+    claimed: bool,
+) -> list[int]:
+    """Open every client's account and reserve what the run will cost it; the accounts.
+
+    A run that claims nothing gets no budgets and reserves nothing: it could not keep any.
+    """
+    privacy = settings.privacy
+    private = isinstance(privacy, PrivacyConfig)
+    shared = isinstance(privacy, PrivacyConfig) and privacy.ledger is not None
+    if shared:  # again, since others may have written to it meanwhile
+        for name, fingerprint in holding.parts.items():
+            _require_own_account(ledger, name, fingerprint, holding.block)
+    ledger.begin_run(
+        run,
+        randomness=privacy.randomness if isinstance(privacy, PrivacyConfig) else "entropy",
+        accounting=privacy.accounting if isinstance(privacy, PrivacyConfig) else "vector",
+        description={
+            "data": settings.data.name,
+            "algorithm": settings.training.algorithm,
+            "folder": folder,
+        },
+    )
+    guaranteed = claimed and isinstance(privacy, PrivacyConfig) and privacy.accounting == "vector"
+    accounts = [
+        ledger.account(name, fingerprint, block=holding.block, runs="many" if shared else "one")
+        for name, fingerprint in holding.parts.items()
+    ]
+    for person, account in zip(people, accounts, strict=True):
+        if person.budget and guaranteed and ledger.budget(account) is None:
+            ledger.set_budget(account, person.budget)
+    if shared and holding.is_divided:
+        ledger.divide(holding.parts, holding.block)
+    if private and claimed:
+        plans: dict[int, Event] = {}
+        for person, account in zip(people, accounts, strict=True):
+            event = person.rest_event(ledger.rounds_charged(run, account))
+            if event is not None:
+                plans[account] = event
+        ledger.reserve(run, plans)
+    return accounts

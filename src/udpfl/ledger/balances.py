@@ -1,0 +1,146 @@
+"""What accounts have spent and hold reserved, whether more fits, and what all of it costs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+
+from udpfl.accounting.budget import Budget
+from udpfl.accounting.statement import PrivacyStatement
+from udpfl.errors import InvalidInput
+from udpfl.ledger.accounts import Accounts
+from udpfl.ledger.charges import IMPORTED, TRUST, TRUSTED
+from udpfl.ledger.decisions import Decisions
+from udpfl.ledger.file import LedgerFile
+from udpfl.ledger.reservations import Reservations
+from udpfl.ledger.spending import (
+    NO_CLAIM,
+    Spending,
+    accounted,
+    as_event,
+    check_one_basis,
+    nominal_before,
+    resting_on_imports,
+)
+
+Demand = Mapping[str, Counter[str]]
+"""Run by run, what is going to be released."""
+NOTHING_MORE: Demand = {}
+
+_WHOLE_PLAN = (
+    "stated with everything that the run was planned to release, whether or not it got there: "
+    "whoever stops a run has seen its results"
+)
+_TAKEN_OVER = (
+    "its records may have been at other clients before, so the largest spending among those is "
+    "counted as its own"
+)
+
+
+class Balances:
+    """Of the accounts of a ledger's file."""
+
+    def __init__(
+        self,
+        file: LedgerFile,
+        accounts: Accounts,
+        decisions: Decisions,
+        reservations: Reservations,
+    ) -> None:
+        self._file, self._accounts, self._decisions = file, accounts, decisions
+        self._reservations = reservations
+        self._read: dict[tuple[int, str | None, int | None], Spending] = {}
+
+    def charged(self, account: int, run: str | None = None, up_to: int | None = None) -> Spending:
+        """What any process charged, in one run or in all; reads new rows only."""
+        key = (account, run, up_to)
+        spending = self._read.setdefault(key, Spending())
+        # What was taken over before a run's last charge was taken over before the run ended.
+        taken = [
+            found
+            for found in ([] if run else self._decisions.of("take over", account))
+            if up_to is None or found.charges < up_to
+        ]
+        if taken and taken[-1].id != spending.taken_over:
+            spending = self._read[key] = Spending.from_decision(taken[-1])
+        rows = self._file.rows(  # a charge whose run is gone still counts, and proves nothing
+            "SELECT c.event, sum(c.count), max(r.randomness IS NOT 'entropy'), "
+            f"max(c.run GLOB '{IMPORTED}*'), max(c.note = '{TRUSTED}'), max(c.id) "
+            "FROM charges c LEFT JOIN runs r ON r.id = c.run "
+            "WHERE c.account = ? AND c.id > ? AND c.run = ifnull(?, c.run) "
+            "AND c.id <= ifnull(?, c.id) GROUP BY c.event",
+            *(account, spending.last, run, up_to),
+        )
+        if rows:
+            texts, counts, seeded, imported, trusting, last = zip(*rows, strict=True)
+            totals = Counter(dict(zip(texts, counts, strict=True)))
+            spending.advance(totals, any(seeded), any(imported), any(trusting), max(last))
+        return spending
+
+    def held(self, account: int, more: Demand = NOTHING_MORE) -> Counter[str]:
+        """Everything charged, and what is still reserved, once runs have charged so much more."""
+        total = sum(more.values(), self.charged(account).totals)
+        for own in self._reservations.held(account):
+            spent = self.charged(account, own.run).totals + more.get(own.run, Counter())
+            total = total + (own.totals - spent)
+        return total
+
+    def budget(self, account: int) -> Budget | None:
+        """The budget set last, by whichever process; None where none was."""
+        found = self._accounts.budgets(account)
+        return found[-1] if found else None
+
+    def fits(self, account: int, more: Demand) -> bool:
+        """Whether runs may charge so much more: whatever is reserved by others stays theirs.
+
+        Guarantee: if all that is charged was allowed by this, all that is charged and reserved
+        together stays within the budget, by the account's own way of adding it up.
+        """
+        budget = self.budget(account)
+        return budget is None or self.charged(account).fits(
+            self.held(account, more), budget, self._accounts.filter(account)
+        )
+
+    def require_one_basis(self, account: int, more: Demand) -> None:
+        """Raise `Unsupported` where units or neighbours differ from those charged before."""
+        known = self.charged(account).totals
+        if any(not totals.keys() <= known.keys() for totals in more.values()):
+            check_one_basis(sum(more.values(), known))
+
+    def statement(
+        self,
+        account: int,
+        delta: float | None,
+        nominal_run: str | None,
+        up_to: int | None,
+        fixed_beforehand: bool,
+    ) -> PrivacyStatement:
+        """See `Ledger.statement`."""
+        spending, owner = self.charged(account, up_to=up_to), self._accounts.owner(account)
+        if spending.seeded:
+            return PrivacyStatement.none("noise of a seeded run can be computed by anyone")
+        if delta is None:
+            budget = self.budget(account)
+            if budget is None and spending.totals.keys() - {NO_CLAIM}:
+                raise InvalidInput("delta", f"is needed: client {owner.client} has no budget")
+            delta = budget.delta if budget else 0.0
+        rule = None if fixed_beforehand else self._accounts.filter(account)
+        plan: Counter[str] = Counter()
+        if owner.runs == "one" and not fixed_beforehand and spending.totals:
+            for own in self._reservations.of(account):
+                plan |= own.totals
+        totals = spending.totals | plan
+        statement = accounted(totals, delta, rule)
+        notes = [self._accounts.note_on(account)]
+        notes += [_WHOLE_PLAN] if totals != spending.totals else []
+        notes += [_TAKEN_OVER] if spending.taken_over else []
+        statement = replace(statement, notes=(*statement.notes, *filter(None, notes)))
+        if spending.imported:
+            statement = resting_on_imports(statement)
+        if spending.trusting:
+            statement = replace(statement, notes=(*statement.notes, TRUST))
+        if nominal_run is None:
+            return statement
+        nominal = as_event(self.charged(account, nominal_run, up_to).totals | plan)
+        return statement if nominal is None else nominal_before(statement, nominal, delta)
