@@ -48,6 +48,7 @@ from udpfl.accounting.serial import event_from_dict, event_from_json, event_to_d
 from udpfl.cli.budget import budget as budget_app
 from udpfl.errors import BudgetExceeded, LedgerError
 from udpfl.ledger import file as ledger_file
+from udpfl.ledger import ledger as ledger_
 from udpfl.ledger import outbox, spending
 from udpfl.ledger.charges import Charge
 from udpfl.ledger.ledger import Ledger
@@ -258,19 +259,17 @@ def test_a_mechanism_nobody_else_could_load_is_not_stored(monkeypatch):
 # Accounts, runs, budgets
 
 
-def test_a_client_is_its_name_and_its_data(ledger):
+def test_a_client_has_one_account_with_all_versions_of_its_data(ledger):
     alice = ledger.account("alice", "aa")
-    assert ledger.account("alice", "aa") == alice
-    other, bob = ledger.account("alice", "bb"), ledger.account("bob", "aa")
-    assert len({alice, other, bob}) == 3
-    assert ledger.other_data("alice", "aa") == [other]
-    assert ledger.other_data("bob", "aa") == []
-    assert [found.id for found in ledger.find("alice")] == [alice, other]
-    assert [(a.client, a.fingerprint) for a in ledger.accounts()] == [
-        ("alice", "aa"), ("alice", "bb"), ("bob", "aa"),
-    ]  # fmt: skip
+    assert ledger.account("alice", "aa") == ledger.account("alice", "bb") == alice
+    bob = ledger.account("bob", "cc")
+    assert bob != alice
+    assert (ledger.versions(alice), ledger.versions(bob)) == (["aa", "bb"], ["cc"])
+    assert ledger.other_names("bob", "bb") == ["alice"]
+    assert ledger.other_names("alice", "bb") == ledger.other_names("bob", "dd") == []
+    assert [found.id for found in ledger.find("alice")] == [alice]
+    assert [found.name for found in ledger.accounts()] == ["alice", "bob"]
     ledger.commit([charge(alice, 0, TENTH)])
-    assert ledger.spent(other) is None
     assert ledger.spent(bob) is None
 
 
@@ -281,8 +280,10 @@ def test_the_last_budget_counts_and_all_stay_on_record(ledger, path):
     for epsilon in (3.0, 0.1 + 0.2):
         ledger.set_budget(alice, Budget(epsilon, 1e-5))
     assert ledger.budget(alice) == Budget(0.1 + 0.2, 1e-5)
+    assert ledger.budgets(alice) == [Budget(3.0, 1e-5), Budget(0.1 + 0.2, 1e-5)]
     with raw(path) as db:
-        assert db.execute("SELECT epsilon FROM budgets").fetchall() == [(3.0,), (0.1 + 0.2,)]
+        texts = db.execute("SELECT content FROM decisions WHERE kind = 'budget'").fetchall()
+    assert [json.loads(text)["epsilon"] for (text,) in texts] == [3.0, 0.1 + 0.2]
 
 
 def test_a_run_may_be_resumed_but_not_turned_into_another(ledger):
@@ -332,7 +333,7 @@ def test_a_budget_is_kept_to_the_last_release(ledger, path):
         ledger.commit([charge(alice, 5, TENTH)])
     assert counted(path) == (5, 5)
     assert ledger.statement(alice).epsilon == pytest.approx(0.5)
-    ledger.set_budget(alice, Budget(0.65, 0.0))
+    ledger.set_budget(alice, Budget(0.65, 0.0), reason="a vote")
     ledger.commit([charge(alice, 5, TENTH)])
     ledger.set_budget(alice, Budget(0.3, 0.0))  # a smaller budget forgets what fitted before
     assert ledger.would_exceed(alice, PureDP(1e-9))
@@ -369,7 +370,8 @@ def test_an_epsilon_that_is_not_a_number_fits_no_budget(ledger, path, monkeypatc
     alice = ledger.account("alice", "aa")
     ledger.set_budget(alice, Budget(1e9, 1e-5))
     broken = udpfl.PrivacyStatement(math.nan, 1e-5, "guarantee", "rdp")
-    monkeypatch.setattr(spending, "accounted", lambda totals, delta: broken)
+    monkeypatch.setattr(spending, "accounted", lambda totals, delta, filter_: broken)
+    monkeypatch.setattr(ledger_, "accounted", lambda totals, delta, filter_: broken)
     assert ledger.would_exceed(alice, TENTH)
     with pytest.raises(BudgetExceeded):
         ledger.commit([charge(alice, 0, TENTH)])
@@ -425,6 +427,7 @@ def test_units_and_neighbours_are_never_mixed(ledger, path):
 def test_totals_are_those_of_the_history(ledger):
     alice = ledger.account("alice", "aa")
     ledger.set_budget(alice, Budget(50.0, 1e-6))
+    rule = ledger.filter(alice)
     begin(ledger, "second")
     other = PoissonSampled(0.1, Release(Gaussian(2.0), Sensitivity(1.0)))
     listed = []
@@ -433,8 +436,11 @@ def test_totals_are_those_of_the_history(ledger):
         ledger.commit([charge(alice, round_, *mixed, run=run)])
         listed += mixed
         assert ledger.statement(alice).epsilon == pytest.approx(
-            account(Composed(listed), 1e-6).epsilon, rel=1e-9
+            account(Composed(listed), 1e-6, rule).epsilon, rel=1e-9
         )
+        fixed = ledger.statement(alice, fixed_beforehand=True)
+        assert fixed.epsilon == pytest.approx(account(Composed(listed), 1e-6).epsilon, rel=1e-9)
+        assert (fixed.composition, ledger.statement(alice).composition) == ("fixed", "filter")
     brute = Counter()
     for entry in ledger.history(alice):
         brute[entry.event] += entry.count
@@ -446,13 +452,12 @@ def test_totals_are_those_of_the_history(ledger):
     assert ledger.spent(alice, "third") is None
     statement = ledger.statement(alice, 1e-5)
     assert (statement.kind, statement.delta) == ("guarantee", 1e-5)
-    assert statement.epsilon == pytest.approx(account(Composed(listed), 1e-5).epsilon, rel=1e-9)
-    separately = account(Composed(listed[:3]), 1e-5).epsilon
-    assert separately < statement.epsilon < 2 * account(Composed(listed), 1e-5).epsilon
+    assert statement.epsilon == pytest.approx(account(Composed(listed), 1e-5, rule).epsilon)
+    assert statement.epsilon > account(Composed(listed), 1e-5).epsilon
 
 
 def test_a_nominal_run_counts_at_its_vector_value(ledger):
-    alice = ledger.account("alice", "aa")
+    alice = ledger.account("alice", "aa", runs="one")
     ledger.begin_run("paper", randomness="entropy", accounting="scalar", description={})
     event = Repeated(Release(Laplace(20.0), Sensitivity(1.0, "l2", 400)), 3)
     ledger.commit([charge(alice, 0, event, run="paper")])
@@ -490,7 +495,7 @@ def test_a_charge_whose_run_is_gone_proves_nothing(ledger, path):
 # Cost
 
 
-def test_a_certificate_makes_every_round_free(ledger, monkeypatch):
+def test_a_reservation_makes_every_round_free(ledger, monkeypatch):
     calls = []
 
     def counting(*arguments, **options):
@@ -499,25 +504,25 @@ def test_a_certificate_makes_every_round_free(ledger, monkeypatch):
 
     monkeypatch.setattr(spending, "account", counting)
     spending._accounted.cache_clear()
-    alice = ledger.account("alice", "aa")
+    alice = ledger.account("alice", "aa", runs="one")
     rounds = 60
     epsilon = account(Repeated(ROUND, rounds), 1e-5).epsilon
     ledger.set_budget(alice, Budget(epsilon * (1 + 1e-9), 1e-5))
-    assert ledger.certify(alice, Repeated(ROUND, rounds))
+    ledger.reserve("run", {alice: Repeated(ROUND, rounds)})
     assert len(calls) == 1
     for round_ in range(rounds):
-        assert not ledger.would_exceed(alice, ROUND)
+        assert not ledger.would_exceed(alice, ROUND, "run")
         ledger.commit([charge(alice, round_, ROUND)])
     assert len(calls) == 1
-    assert not ledger.certify(alice, ROUND)
+    assert ledger.would_exceed(alice, ROUND, "run")
     with pytest.raises(BudgetExceeded):
         ledger.commit([charge(alice, rounds, ROUND)])
 
 
-def test_a_certificate_ends_with_its_budget(ledger):
+def test_what_was_found_to_fit_ends_with_its_budget(ledger):
     alice = ledger.account("alice", "aa")
     ledger.set_budget(alice, Budget(1.05, 0.0))
-    assert ledger.certify(alice, Repeated(TENTH, 10))
+    assert not ledger.would_exceed(alice, Repeated(TENTH, 10))
     ledger.set_budget(alice, Budget(0.55, 0.0))
     assert ledger.would_exceed(alice, Repeated(TENTH, 6))
     with pytest.raises(BudgetExceeded):
@@ -525,10 +530,10 @@ def test_a_certificate_ends_with_its_budget(ledger):
     ledger.commit([charge(alice, 0, Repeated(TENTH, 5))])
 
 
-def test_a_certificate_does_not_cover_other_releases(ledger):
+def test_what_was_found_to_fit_does_not_cover_other_releases(ledger):
     alice = ledger.account("alice", "aa")
     ledger.set_budget(alice, Budget(1.05, 0.0))
-    assert ledger.certify(alice, Repeated(TENTH, 10))
+    assert not ledger.would_exceed(alice, Repeated(TENTH, 10))
     ledger.commit([charge(alice, 0, PureDP(0.5))])
     assert not ledger.would_exceed(alice, Repeated(TENTH, 5))
     assert ledger.would_exceed(alice, Repeated(TENTH, 6))
@@ -537,7 +542,7 @@ def test_a_certificate_does_not_cover_other_releases(ledger):
 def test_cost_is_flat_in_rounds(ledger):
     alice = ledger.account("alice", "aa")
     ledger.set_budget(alice, Budget(1000.0, 1e-5))
-    ledger.certify(alice, Repeated(ROUND, 1000))
+    ledger.reserve("run", {alice: Repeated(ROUND, 1000)})
     db = ledger._file._db
     work = []
     for round_ in range(400):
@@ -659,7 +664,7 @@ def used(path):
     with Ledger(path) as ledger:
         begin(ledger)
         begin(ledger, "test", randomness="seeded")
-        alice, bob = ledger.account("alice", "aa11"), ledger.account("bob", "bb22")
+        alice, bob = ledger.account("alice", "aa11", runs="one"), ledger.account("bob", "bb22")
         ledger.set_budget(alice, Budget(2.0, 1e-5))
         for round_ in range(3):
             ledger.commit([charge(alice, round_, ROUND), charge(bob, round_, TENTH, run="test")])
@@ -667,7 +672,7 @@ def used(path):
     return path
 
 
-@pytest.mark.parametrize("table", ["meta", "runs", "accounts", "budgets", "charges"])
+@pytest.mark.parametrize("table", ["meta", "runs", "accounts", "decisions", "charges"])
 @pytest.mark.parametrize("edit", ["DELETE FROM {}", "UPDATE {} SET rowid = rowid"])
 def test_the_record_is_append_only(used, table, edit):
     with raw(used) as db, pytest.raises(sqlite3.IntegrityError, match="append-only"):
@@ -753,7 +758,9 @@ def test_a_read_only_ledger_answers_and_never_charges(used):
         for write in (
             lambda: ledger.commit([charge(1, 3, ROUND)]),
             lambda: ledger.account("carol", "cc"),
-            lambda: ledger.set_budget(1, Budget(9.0, 1e-5)),
+            lambda: ledger.account("alice", "ab"),
+            lambda: ledger.reserve("run", {1: ROUND}),
+            lambda: ledger.set_budget(1, Budget(9.0, 1e-5), reason="a vote"),
             lambda: ledger.commit([charge(1, 3, ROUND)], settled=2),
             lambda: begin(ledger, "third"),
         ):
@@ -800,7 +807,7 @@ def test_a_file_that_is_no_ledger_is_left_alone(tmp_path, read_only):
 def test_a_ledger_of_a_later_format_is_refused(used):
     with raw(used) as db:
         db.execute("DROP TRIGGER meta_never_update")
-        db.execute("UPDATE meta SET schema = 2")
+        db.execute("UPDATE meta SET schema = 3")
     with pytest.raises(LedgerError, match="format"):
         Ledger(used)
 
@@ -971,7 +978,7 @@ def test_show(used):
     assert alice["left"] == pytest.approx(1 - expected / 2.0)
     assert (bob["statement"]["kind"], bob["budget"], bob["left"]) == ("none", None, None)
     table = call("show", used).stdout
-    assert "aa11" in table
+    assert "  data aa11" in table
     assert f"{math.floor(100 * (1 - expected / 2))} %" in table
     assert "not private" in table
     assert "bob: noise of a seeded run" in table
@@ -981,29 +988,36 @@ def test_show(used):
 
 
 def test_set(used):
-    said = call("set", used, "alice", "--epsilon", "3", "--delta", "1e-6").stdout
+    higher = ("set", used, "alice", "--epsilon", "3", "--delta", "1e-6")
+    assert failure(*higher).parameter == "reason"
+    said = call(*higher, "--reason", "ethics vote", "--by", "Ada").stdout
     assert "budget ε = 3 at δ = 1e-06" in said
     with Ledger(used) as ledger:
         assert ledger.budget(1) == Budget(3.0, 1e-6)
-        ledger.account("alice", "ab33")
-    options = ("--epsilon", "4", "--delta", "1e-6")
-    ambiguous = failure("set", used, "alice", *options, "--fingerprint", "a")
-    assert isinstance(ambiguous, InvalidInput)
-    assert ambiguous.parameter == "fingerprint"
-    assert call("set", used, "alice", *options, "--fingerprint", "ab").exit_code == 0
-    with Ledger(used) as ledger:
-        assert [ledger.budget(a.id).epsilon for a in ledger.find("alice")] == [3.0, 4.0]
+        last = ledger.decisions(1)[-1]
+        assert (last.kind, last.reason, last.author) == ("budget", "ethics vote", "Ada")
+    options = ("--epsilon", "2", "--delta", "1e-6")
+    assert call("set", used, "alice", *options).exit_code == 0  # lower needs no reason
+    assert failure("set", used, "alice", *options, "--block", "Q3").parameter == "block"
     assert failure("set", used, "carol", *options).parameter == "client"
+    for bad in (("--epsilon", "2.5", "--delta", "1e-6"), ("--epsilon", "2", "--delta", "1e-5")):
+        assert failure("set", used, "alice", *bad, "--reason", " ").parameter == "reason"
     assert failure("set", used, "alice", "--epsilon", "-1", "--delta", "0").parameter == "epsilon"
 
 
 def test_history_and_export(used, tmp_path):
-    rows = json.loads(call("history", used, "--json").stdout)
+    call("set", used, "alice", "--epsilon", "1.9", "--delta", "1e-5", "--by", "Ada")
+    found = json.loads(call("history", used, "--json").stdout)
+    assert found["changes"][-1]["content"] == {"delta": 1e-5, "epsilon": 1.9}
+    assert found["changes"][-1]["author"] == "Ada"
+    rows = [{k: v for k, v in row.items() if k != "folder"} for row in found["charges"]]
     assert [row["id"] for row in rows] == [1, 2, 3, 4, 5, 6]
     assert event_from_dict(rows[0]["event"]) == STEP
     table = call("history", used, "--client", "alice").stdout
     assert "gaussian (std 1.1), l2 clip 1 per record, sampled at 0.02" in table
     assert "bob" not in table
+    assert "budget ε = 1.9 at δ = 1e-05" in table
+    assert "Ada" in table
     assert table.count("gaussian") == 1  # three rounds alike are one line, with their sum
     assert "0–2" in table
     assert " 15 " in table

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 
 from udpfl.audit.events import Noise, Seen
-from udpfl.audit.losses import Pair, least_epsilon, pair_of, sampled, spread_pair
+from udpfl.audit.losses import Pair, divergence, least_epsilon, pair_of, sampled, spread_pair
 
 _ORDERS = (*range(2, 65), 80, 96, 128, 192, 256, 384, 512, 1024)
 
@@ -39,6 +39,27 @@ def _bounds(releases: frozenset[tuple[Seen, int]], delta: float) -> tuple[float,
         with _quiet():
             return _least(counts, delta), min(most, _renyi(counts, delta))
     return sum(count * _pure_least(seen) for seen, count in counts if tractable(seen)), most
+
+
+def least_by_filter(
+    releases: Mapping[Seen, int], delta: float, rule: Sequence[tuple[float, float]]
+) -> float:
+    """What a filter with these orders and shares of delta states at least.
+
+    Its divergences are no smaller than those that one record causes in one coordinate. Pure
+    epsilons that add up to less are as good.
+    """
+    if not releases or not rule or not delta or not all(map(tractable, releases)):
+        return 0.0
+    pairs = [(sampled(_pair(seen, False), seen.rate), n) for seen, n in releases.items()]
+    stated = min(
+        sum(count * divergence(pair, order) for pair, count in pairs)
+        + math.log1p(-1 / order)
+        - (math.log(share * delta) + math.log(order)) / (order - 1)
+        for order, share in rule
+    )
+    pure = sum(count * pure_epsilon(seen) for seen, count in releases.items())
+    return max(0.0, min(stated, pure))
 
 
 def tractable(seen: Seen) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from udpfl.accounting.statement import PrivacyStatement, shown
-from udpfl.audit.costs import bounds, tractable
+from udpfl.audit.costs import bounds, least_by_filter, tractable
 from udpfl.audit.events import NO_CLAIM, Seen, flattened, read, same_text
 from udpfl.audit.ledger_rows import Rows, rows_of
 from udpfl.cli.ledgers import ledger_at
@@ -42,7 +42,8 @@ class AccountAudit:
     """Epsilon as the ledger states it; inf where it claims nothing."""
     least: float
     most: float
-    """inf where no second upper bound is known."""
+    """What all of it costs at most if it was fixed beforehand; a filter, for runs that follow each
+    other's results, states more. inf where no second upper bound is known."""
     delta: float
 
     def __str__(self) -> str:
@@ -165,6 +166,7 @@ def _account(
                 for release, times in read(text).items():
                     seen[release] += times * count
         least, most = (math.inf, math.inf) if reason else bounds(seen, at)
+        least = max(least, least_by_filter(seen, at, rows.rule(number)))
         remarks += (f"client {client}: {remark}" for remark in _not_bounded(seen))
         stated = _stated(ledger, rows, number, at, totals)
     except (UdpflError, ValueError) as error:
@@ -182,7 +184,7 @@ def _account(
             problems.append(f"{said}, but its budget is at δ = {at:g}")
         elif not stated.epsilon >= least * (1 - 1e-6):
             problems.append(f"{said}, which understates it: it is {least:.6g} at least")
-        elif stated.epsilon > most * (1 + 1e-3):
+        elif stated.epsilon > most * (1 + 1e-3) and not rows.rule(number):
             remarks.append(f"{said}, larger than the {most:.6g} that a second accountant needs")
         if budget and stated.epsilon > budget[0]:
             remarks.append(f"{said}, more than its budget ε = {budget[0]:g}")

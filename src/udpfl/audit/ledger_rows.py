@@ -67,6 +67,14 @@ class Rows:
                 found |= Counter(content["totals"])
         return found
 
+    def rule(self, account: int) -> tuple[tuple[float, float], ...]:
+        """The Rényi orders of an account of many runs, and the share of delta that each has."""
+        found: tuple[tuple[float, float], ...] = ()
+        for kind, own, content, _ in self._read_decisions:
+            if kind == "orders" and own == account:
+                found = tuple(zip(content["orders"], content["shares"], strict=True))
+        return found
+
     @cached_property
     def _read_decisions(self) -> list[tuple[str, int, dict[str, Any], int]]:
         return [(row[1], row[2], json.loads(row[3]), row[7]) for row in self.decisions]

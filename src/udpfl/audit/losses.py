@@ -116,6 +116,17 @@ def sampled(pair: Pair, rate: float) -> Pair:
     return (1 - rate) * pair[1] + rate * pair[0], pair[1]
 
 
+def divergence(pair: Pair, order: float) -> float:
+    """Rényi divergence at an order above 1, in the direction in which it is larger."""
+    both = (pair[0] > 0) & (pair[1] > 0)
+    logs = np.log(pair[0][both]), np.log(pair[1][both])
+    found = [
+        float(special.logsumexp(order * p + (1 - order) * q)) / (order - 1)
+        for p, q in (logs, logs[::-1])
+    ]
+    return max(0.0, *found)
+
+
 def least_epsilon(pairs: list[tuple[Pair, int]], delta: float) -> float:
     """The least epsilon of these pairs of distributions, composed; never too much."""
     total = sum(count for _, count in pairs)
