@@ -21,7 +21,7 @@ from udpfl.cli.plan import plan
 from udpfl.cli.report import report
 from udpfl.cli.run import run
 from udpfl.config import Config
-from udpfl.errors import InvalidInput, UdpflError
+from udpfl.errors import BudgetExceeded, InvalidInput, UdpflError
 
 app = typer.Typer(
     help="Differentially private federated learning with any noise and a number that is true.",
@@ -73,13 +73,16 @@ def _root(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Entry point. Exit codes: 0 fine, 2 bad input, 130 interrupted."""
+    """Entry point. Exit codes: 0 fine, 1 bad news, 2 bad input, 130 interrupted."""
     try:
         code = app(args=arguments, standalone_mode=False)
     except InvalidInput as error:
         unknown = error.message.startswith("unknown key")  # of a configuration, at any level
         name = error.parameter if unknown else _spelled(error.parameter)
         code = _fail(f"{name}: {error.message}")
+    except BudgetExceeded as error:
+        _fail(str(error))
+        code = 1
     except UdpflError as error:
         code = _fail(str(error))
     except _UsageError as error:

@@ -1,0 +1,421 @@
+"""Whether a run may begin: walked through as a user would, and through Python."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import signal
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import udpfl
+from udpfl import Budget, Composed, PureDP, Repeated
+from udpfl.accounting.filter import Filter
+from udpfl.accounting.serial import event_from_dict
+from udpfl.cli import main
+from udpfl.errors import BudgetExceeded, InvalidInput, LedgerError
+from udpfl.ledger.ledger import Ledger
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CONFIG = """
+threads = 1
+[data]
+name = "table"
+partition = "column"
+by = "site"
+clients = 2
+declared_sizes = [40, 40]
+[data.options]
+path = "patients.csv"
+target = "ill"
+labels = ["0", "1"]
+scale = { age = [0, 100], dose = [0, 10] }
+[model]
+name = "logistic"
+[privacy]
+mechanism = "gaussian"
+epsilon = 4.0
+ledger = "site.sqlite"
+[training]
+rounds = 3
+"""
+
+
+def table(path, *, edit=None, seed=0):
+    """Two hospitals with 40 patients each."""
+    rng = np.random.default_rng(seed)
+    rows = [
+        [site, int(rng.integers(0, 100)), round(float(rng.uniform(0, 10)), 2), number % 2]
+        for number in range(40)
+        for site in ("north", "south")
+    ]
+    if edit is not None:
+        rows[edit][1] += 1
+    lines = ["site,age,dose,ill", *(",".join(map(str, row)) for row in rows)]
+    path.write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.toml").write_text(CONFIG)
+    table(tmp_path / "patients.csv")
+    return tmp_path
+
+
+@pytest.fixture
+def udpfl_(capsys, monkeypatch):
+    def command(*arguments):
+        monkeypatch.setattr(sys, "argv", ["udpfl", *map(str, arguments)])
+        capsys.readouterr()
+        try:
+            main()
+            code = 0
+        except SystemExit as done:
+            code = done.code or 0
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return command
+
+
+def train(udpfl_, *settings, config="run.toml"):
+    return udpfl_("run", config, *(word for own in settings for word in ("--set", own)))
+
+
+def releases(udpfl_):
+    _, out, _ = udpfl_("budget", "show", "site.sqlite", "--json")
+    return {(row["client"], row["block"]): row["releases"] for row in json.loads(out)}
+
+
+REFUSED = (
+    r"udpfl: error: north, south: the budget in site\.sqlite does not hold this run; nothing was "
+    r"trained\. north has ε = 4 at δ = 1e-05 in all: "
+)
+
+
+def test_a_walk_through_the_command_line(place, udpfl_):
+    """After the limit nothing that leaves the people the same trains again; other people do."""
+    code, out, err = train(udpfl_)
+    assert (code, err) == (0, "")
+    assert "by the filter" in " ".join(out.split())
+    spent = releases(udpfl_)
+    assert spent == {("north", ""): 3, ("south", ""): 3}
+    folders = sorted(p.name for p in (place / "runs").iterdir())
+
+    def refused(*settings, **more):
+        code, out, err = train(udpfl_, *settings, **more)
+        assert (code, out) == (1, "")
+        assert re.match(REFUSED, err), err
+        assert err.count("\n") == 1
+        assert releases(udpfl_) == spent
+        assert sorted(p.name for p in (place / "runs").iterdir()) == folders
+
+    refused()
+    refused("seed=1")
+    refused("data.test=0.3")
+    refused("data.options.scale={age = [0, 120], dose = [0, 10]}")
+    refused("data.options.scale={age = [0, 100]}")
+    table(place / "patients.csv", edit=7)
+    refused()
+    table(place / "patients.csv")
+    (place / "patients.csv").rename(place / "people.csv")
+    refused("data.options.path=people.csv")
+    (place / "other.toml").write_text(CONFIG.replace('"patients.csv"', '"people.csv"'))
+    refused(config="other.toml")
+
+    # Other people, by a statement on record only.
+    table(place / "patients.csv", seed=9)
+    code, _, err = train(udpfl_, "data.block=2026-Q3")
+    assert code == 2
+    assert "nobody has said that the records of north in the block '2026-Q3'" in err
+    add = ("budget", "block", "add", "site.sqlite", "all", "2026-Q3", "--reason", "new patients")
+    code, _, err = udpfl_(*add)
+    assert code == 2
+    assert "--disjoint" in err
+    assert udpfl_(*add, "--disjoint", "--by", "Ada")[0] == 0
+    code, out, err = train(udpfl_, "data.block=2026-Q3", "out=block")
+    assert (code, err) == (0, "")
+    said = json.loads((place / "block" / "summary.json").read_text())
+    for name in ("north", "south"):
+        (note,) = [n for n in said["clients"][name]["notes"] if "2026-Q3" in n]
+        assert note.startswith(
+            f"assumes that nobody whose record is in the block 2026-Q3 of {name}"
+        )
+        assert note.endswith(": new patients")
+        assert "Ada said on" in note
+    assert releases(udpfl_)[("north", "2026-Q3")] == 3
+    code, out, _ = udpfl_("report", "block", "--json")
+    assert code == 0
+    assert '"verified"' in out
+    # The same records cannot be a block: that nobody is in two is plainly not so.
+    code, _, err = train(udpfl_, "data.block=2026-Q4")
+    assert code == 2
+    assert "is known there as" in err
+
+
+def test_a_higher_budget_trains_again_and_history_tells_why(place, udpfl_):
+    assert train(udpfl_, "out=first")[0] == 0
+    higher = ("budget", "set", "site.sqlite", "all", "--epsilon", "6", "--delta", "1e-5")
+    code, _, err = udpfl_(*higher)
+    assert code == 2
+    assert "is needed where a budget rises: north has ε = 4" in err
+    assert udpfl_(*higher, "--reason", "ethics vote", "--by", "Ada")[0] == 0
+    assert train(udpfl_, "out=second", "privacy.epsilon=2")[0] == 0
+    with Ledger(place / "site.sqlite") as ledger:
+        assert 4 < ledger.statement(1).epsilon <= 6
+    code, out, _ = udpfl_("budget", "history", "site.sqlite")
+    assert code == 0
+    for word in ("first", "second", "ethics vote", "Ada", "reserved"):
+        assert word in " ".join(out.split())
+    assert "north" not in udpfl_("budget", "history", "site.sqlite", "--client", "south")[1]
+
+
+def test_what_would_fit_fits(place, udpfl_):
+    """The refusal's offers are true: so many rounds train, one more does not; the noise does."""
+    assert train(udpfl_)[0] == 0
+    raised = ("--epsilon", "5.2", "--delta", "1e-5", "--reason", "more rounds")
+    assert udpfl_("budget", "set", "site.sqlite", "all", *raised)[0] == 0
+    code, _, err = train(udpfl_, "training.rounds=60")
+    assert code == 1
+    rounds, noise = re.search(
+        r"(\d+) of 60 rounds or 60 rounds at noise ([\d.]+) would", err
+    ).groups()
+    with Ledger(place / "site.sqlite") as ledger:
+        held = ledger.held(1)
+    assert train(udpfl_, "training.rounds=60", "privacy.exhausted=fit", "out=fit")[0] == 0
+    people = json.loads((place / "fit" / "participants.json").read_text())
+    stds = {event_from_dict(own["release"]).mechanism.noise_std for own in people}
+    assert [f"{std:.3g}" for std in stds] == [noise]
+    planned = event_from_dict(people[0]["release"])
+    per_round = udpfl.PoissonSampled(people[0]["rate"], planned)
+    rule = Filter.planned(4.0, 1e-5)  # fixed when the account was opened, for its first budget
+    total = rule.epsilon(Composed([held, Repeated(per_round, 60)]), 1e-5)
+    assert 0.99 * 5.2 < total <= 5.2
+    assert 0 < int(rounds) < 60
+
+
+# Through Python
+
+
+def blobs(seed=0, size=90):
+    rng = np.random.default_rng(seed)
+    inputs = rng.normal(size=(size, 4)).astype(np.float32)
+    return inputs, (inputs[:, 0] > 0).astype(np.int64)
+
+
+def settings(tmp_path, name, **changes):
+    privacy = {
+        "mechanism": "gaussian", "epsilon": 2.0, "delta": 1e-5,
+        "ledger": str(tmp_path / "site.sqlite"), **changes.pop("privacy", {}),
+    }  # fmt: skip
+    training = {"rounds": 3, **changes.pop("training", {})}
+    data = {"clients": changes.pop("clients", 3)}
+    return {
+        "out": str(tmp_path / name), "privacy": privacy, "training": training, "data": data,
+        **changes,
+    }  # fmt: skip
+
+
+def run(tmp_path, name="run", data=None, observers=(), **changes):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    return udpfl.run(
+        settings(tmp_path, name, **changes), data=data or blobs(), model=model, observers=observers
+    )
+
+
+def opened(tmp_path):
+    return Ledger(tmp_path / "site.sqlite")
+
+
+def test_a_plan_is_reserved_while_it_runs_and_given_back_at_the_end(tmp_path):
+    seen = []
+
+    class Watch(udpfl.Observer):
+        def on_round(self, row):
+            with opened(tmp_path) as ledger:
+                rest = ledger.reserved(1)
+                seen.append(sum(e.count for own in rest.values() for e in own.events))
+                ledger.begin_run("other", randomness="entropy", accounting="vector", description={})
+                with pytest.raises(BudgetExceeded):
+                    ledger.reserve("other", {1: PureDP(1.0)})
+
+    run(tmp_path, observers=[Watch()])
+    assert seen == [2, 1, 0]
+    with opened(tmp_path) as ledger:
+        assert ledger.reserved(1) == {}
+        assert ledger.verify() == []
+
+
+def test_a_run_that_does_not_fit_is_refused_before_anything_is_written(tmp_path):
+    run(tmp_path, "first")
+    before = (tmp_path / "site.sqlite").read_bytes()
+    with pytest.raises(BudgetExceeded, match="nothing was trained"):
+        run(tmp_path, "second")
+    assert not (tmp_path / "second").exists()
+    assert (tmp_path / "site.sqlite").read_bytes() == before
+
+
+def test_skip_begins_without_those_who_cannot_pay(tmp_path, caplog):
+    parts = [blobs(seed) for seed in range(3)]
+    run(tmp_path, "first", data=parts)
+    with opened(tmp_path) as ledger:
+        ledger.set_budget(2, Budget(9.0, 1e-5), reason="a vote")
+    with caplog.at_level(logging.WARNING):
+        result = run(tmp_path, "second", data=parts, privacy={"exhausted": "skip"})
+    assert "without client-0, client-2: the budget does not hold this run" in caplog.text
+    assert {row["participants"] for row in result.metrics} == {1}
+    with opened(tmp_path) as ledger:
+        assert [sum(e.count for e in ledger.history(own)) for own in (1, 2, 3)] == [3, 6, 3]
+    again = udpfl.run(resume=result.folder, model=nn.Linear(4, 2), data=parts)
+    assert again.privacy == result.privacy
+    with pytest.raises(BudgetExceeded, match="no client has enough left"):
+        run(tmp_path, "third", data=parts, privacy={"exhausted": "skip", "epsilon": 9.0})
+
+
+def test_fit_trains_all_rounds_with_more_noise(tmp_path, caplog):
+    parts = [blobs(seed) for seed in range(3)]
+    run(tmp_path, "first", data=parts)
+    with opened(tmp_path) as ledger:
+        ledger.set_budget(2, Budget(9.0, 1e-5), reason="a vote")
+        for own in (1, 3):
+            ledger.set_budget(own, Budget(2.5, 1e-5), reason="a vote")
+    result = run(tmp_path, "second", data=parts, privacy={"exhausted": "fit"})
+    assert [row["participants"] for row in result.metrics] == [3, 3, 3]
+    people = json.loads((tmp_path / "second" / "participants.json").read_text())
+    noise = [event_from_dict(own["release"]).mechanism.noise_std for own in people]
+    assert noise[0] == noise[2] > 1.2 * noise[1]
+    with opened(tmp_path) as ledger:
+        assert 2.49 < ledger.statement(1).epsilon <= 2.5
+        assert 2 < ledger.statement(2).epsilon < 5
+
+
+def test_fit_that_cannot_fit_is_refused(tmp_path):
+    run(tmp_path, "first")
+    with opened(tmp_path) as ledger:
+        for own in (1, 2, 3):
+            ledger.set_budget(own, Budget(1.0, 1e-5))
+    with pytest.raises(BudgetExceeded, match="no noise makes this run fit"):
+        run(tmp_path, "second", privacy={"exhausted": "fit"})
+    assert not (tmp_path / "second").exists()
+
+
+def test_stop_names_its_successor(tmp_path):
+    with pytest.raises(InvalidInput, match=r"'stop' is gone, 'refuse' is its successor"):
+        run(tmp_path, privacy={"exhausted": "stop"})
+
+
+def test_another_accountant_than_the_ledgers_is_refused(tmp_path):
+    with pytest.raises(InvalidInput, match="adds up runs by its own filter"):
+        run(tmp_path, privacy={"accountant": "rdp"})
+
+
+def test_a_killed_run_holds_what_it_reserved_until_it_is_freed_on_record(tmp_path, udpfl_):
+    class Dies(udpfl.Observer):
+        def on_round(self, row):
+            raise KeyboardInterrupt if row["round"] == 1 else AssertionError
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, "killed", observers=[Dies()])
+    with pytest.raises(BudgetExceeded):
+        run(tmp_path, "other", privacy={"epsilon": 1.5})
+    site = tmp_path / "site.sqlite"
+    assert "reserved by killed" in " ".join(udpfl_("budget", "show", site)[1].split())
+    free = ("budget", "free", site, tmp_path / "killed")
+    assert udpfl_(*free, "--reason", " ")[0] == 2
+    code, out, _ = udpfl_(*free, "--reason", "power cut", "--by", "Ada")
+    assert code == 0
+    assert "free again for 3 clients" in out
+    assert udpfl_(*free, "--reason", "again")[0] == 2
+    said = [d for d in opened(tmp_path).decisions() if d.kind == "give back"]
+    assert {(d.reason, d.author) for d in said} == {("power cut", "Ada")}
+    run(tmp_path, "other", training={"rounds": 1}, privacy={"exhausted": "fit"})
+    # What is left is not enough for the killed run any more, and it says so before it trains.
+    with pytest.raises(BudgetExceeded):
+        udpfl.run(resume=tmp_path / "killed", model=nn.Linear(4, 2), data=blobs())
+
+
+def test_a_resumed_run_goes_on_with_what_it_reserved(tmp_path):
+    class Dies(udpfl.Observer):
+        def on_round(self, row):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, "killed", observers=[Dies()])
+    with opened(tmp_path) as ledger:
+        rows = len(ledger.decisions())
+    again = udpfl.run(resume=tmp_path / "killed", model=nn.Linear(4, 2), data=blobs())
+    assert again.privacy.epsilon <= 2.0
+    with opened(tmp_path) as ledger:
+        kinds = [d.kind for d in ledger.decisions()[rows:]]
+    assert kinds == ["give back"] * 3
+
+
+def test_another_division_takes_over_the_largest_spending(tmp_path):
+    budgets = {"epsilon": 6.0}
+    run(tmp_path, "first", privacy={"epsilon": 6.0})
+    with opened(tmp_path) as ledger:
+        for own in (1, 2, 3):
+            ledger.set_budget(own, Budget(12.0, 1e-5), reason="a vote")
+    second = run(tmp_path, "second", seed=1, privacy=budgets)
+    for statement in second.clients.values():
+        assert statement.epsilon > 6.0
+        assert any("may have been at other clients" in note for note in statement.notes) or (
+            statement == second.clients["client-0"]
+        )
+    with opened(tmp_path) as ledger:
+        assert [sum(own.count for own in ledger.spent(a).events) for a in (1, 2, 3)] == [6, 6, 6]
+        assert len(ledger.decisions()) < 60
+    with pytest.raises(LedgerError, match="client-2, which may have held them, is not here"):
+        run(tmp_path, "third", clients=2, privacy=budgets)
+
+
+def test_clients_that_pay_unlike_are_refused_after_a_move(tmp_path):
+    run(tmp_path, "first", privacy={"epsilon": [2.0, 2.0, 2.0]})
+    with pytest.raises(BudgetExceeded, match="all have to have the same plan"):
+        run(tmp_path, "second", seed=1, privacy={"epsilon": [0.5, 1.0, 2.0]})
+
+
+def test_the_ledger_of_a_run_is_not_for_others(tmp_path):
+    first = run(tmp_path, "first", privacy={"ledger": None})
+    with pytest.raises(LedgerError, match="is the ledger of one run"):
+        run(tmp_path, "second", privacy={"ledger": str(first.ledger_path)})
+
+
+def test_a_run_that_a_person_stops_is_stated_with_its_plan(tmp_path):
+    class Stops(udpfl.Observer):
+        def on_round(self, row):
+            if row["round"] == 1:
+                signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, "own", observers=[Stops()], privacy={"ledger": None})
+    with Ledger(tmp_path / "own" / "ledger.sqlite", read_only=True) as ledger:
+        stated = ledger.statement(1)
+        so_far = ledger.statement(1, fixed_beforehand=True)
+    assert 1.9 < stated.epsilon <= 2.0
+    assert so_far.epsilon < 0.8 * stated.epsilon
+    assert any("planned to release" in note for note in stated.notes)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"privacy": {"pace": "increasing"}}, {"privacy": {"clip_quantile": 0.5}}]
+)
+def test_pace_and_adaptive_clip_fix_their_privacy_parameters_beforehand(tmp_path, changes):
+    """What is charged is what was reserved before the first round, release by release."""
+    run(tmp_path, **changes)
+    with opened(tmp_path) as ledger:
+        reserved = [d for d in ledger.decisions(1) if d.kind == "reserve"]
+        charged = {}
+        for entry in ledger.history(1):
+            charged[entry.event_json] = charged.get(entry.event_json, 0) + entry.count
+    assert len(reserved) == 1
+    assert reserved[0].charges == 0
+    assert charged == reserved[0].content["totals"]
