@@ -294,8 +294,11 @@ def test_an_imported_charge_counts_like_any_other(ledger):
     ledger.begin_run("r", randomness="entropy", accounting="vector", description={})
     ledger.commit([Charge(alice, "r", 0, (STEP,), b"first")])
     ledger.import_charge(alice, PAST, source="opacus", note="in May")
-    whole = account(Repeated(STEP, 201), 1e-5)
-    assert ledger.statement(alice).epsilon == pytest.approx(whole.epsilon, rel=1e-9)
+    whole = Repeated(STEP, 201)
+    added_up = account(whole, 1e-5, ledger.filter(alice)).epsilon
+    assert ledger.statement(alice).epsilon == pytest.approx(added_up, rel=1e-9)
+    at_once = ledger.statement(alice, fixed_beforehand=True).epsilon
+    assert at_once == pytest.approx(account(whole, 1e-5).epsilon, rel=1e-9)
     own, imported = ledger.history(alice)
     assert (own.imported, own.note) == (False, "")
     assert (imported.imported, imported.note) == (True, "imported from opacus: in May")
@@ -307,10 +310,10 @@ def test_an_imported_charge_counts_like_any_other(ledger):
 def test_what_has_happened_is_charged_beyond_the_budget_and_ends_the_training(ledger):
     alice, bob = ledger.account("alice", DATA), ledger.account("bob", "other")
     for one in (alice, bob):
-        ledger.set_budget(one, Budget(1.0, 1e-5))
-    assert ledger.certify(alice, Repeated(STEP, 5))  # known to fit, until now
+        ledger.set_budget(one, Budget(3.0, 1e-5))
+    assert not ledger.would_exceed(alice, Repeated(STEP, 5))  # known to fit, until now
     ledger.import_charge(alice, Repeated(STEP, 5000), source="opacus")
-    assert ledger.statement(alice).epsilon > 1.0
+    assert ledger.statement(alice).epsilon > 3.0
     ledger.begin_run("r", randomness="entropy", accounting="vector", description={})
     with pytest.raises(BudgetExceeded):
         ledger.commit([Charge(alice, "r", 0, (STEP,), b"m")])
@@ -331,7 +334,7 @@ def test_a_budget_at_delta_zero_does_not_refuse_what_has_happened(ledger):
     stated = ledger.statement(alice)
     assert (stated.epsilon, stated.vector_epsilon, stated.delta) == (math.inf, math.inf, 0.0)
     assert "gaussian noise has no pure-DP guarantee" in stated.notes[0]
-    wanted = account(PAST, 1e-5).epsilon
+    wanted = account(PAST, 1e-5, ledger.filter(alice)).epsilon
     assert ledger.statement(alice, 1e-5).epsilon == pytest.approx(wanted)
     assert ledger.would_exceed(alice, LAPLACE)
     ledger.begin_run("r", randomness="entropy", accounting="vector", description={})
@@ -461,7 +464,7 @@ def command(capsys, *arguments):
 def filled(path, ledger, tmp_path):
     """Two clients with budgets, and files to import."""
     for name, data in (("alice", DATA), ("bob", "b" * 32)):
-        ledger.set_budget(ledger.account(name, data), Budget(2.0, 1e-5))
+        ledger.set_budget(ledger.account(name, data), Budget(3.0, 1e-5))
     ledger.close()
     history = {"history": [[1.1, 0.02, 200]], "mechanism": "rdp"}
     (tmp_path / "history.json").write_text(json.dumps(history))
@@ -485,7 +488,9 @@ def test_the_command_imports_and_every_other_shows_it(capsys, filled, tmp_path):
     assert (alice["releases"], alice["imported"], alice["runs"]) == (200, 200, [])
     assert (bob["releases"], bob["imported"]) == (0, 0)
     assert any("not checked here" in note for note in alice["statement"]["notes"])
-    assert alice["statement"]["epsilon"] == pytest.approx(account(PAST, 1e-5).epsilon)
+    with Ledger(filled, read_only=True) as opened:
+        rule = opened.filter(opened.account_of("alice"))
+    assert alice["statement"]["epsilon"] == pytest.approx(account(PAST, 1e-5, rule).epsilon)
     code, said = command(capsys, "budget", "show", filled)
     assert "alice: 200 of the releases were imported" in said
     assert "alice: assumes that the imported releases" in said
@@ -507,25 +512,39 @@ def test_the_command_takes_events_beyond_the_budget(capsys, filled, tmp_path):
         capsys, "budget", "import", filled, "bob", "--events", tmp_path / "one.json"
     )
     assert code == 0
-    assert "more than its budget ε = 2; it trains no more" in said
+    assert "more than its budget ε = 3; it trains no more" in said
 
 
-def test_the_command_asks_which_data_is_meant(capsys, filled, tmp_path):
-    start = ("budget", "import", filled, "alice", "--opacus", tmp_path / "history.json")
-    fresh = "f" * 32
-    code, said = command(capsys, *start, "--fingerprint", fresh[:31])
-    assert code == 2  # almost a fingerprint: no account is opened by mistake
-    assert DATA in said
-    assert command(capsys, *start, "--fingerprint", fresh)[0] == 0
-    code, said = command(capsys, *start)
-    assert (code, "which data of alice" in said) == (2, True), said
-    assert command(capsys, *start, "--fingerprint", DATA[:5])[0] == 0
-    code, said = command(capsys, *start, "--fingerprint", "b" * 32)
-    assert (code, "known as bob" in said) == (2, True), said
+def test_all_data_of_a_client_is_charged_to_its_one_account(capsys, filled, tmp_path):
+    def charge(client, *options):
+        return command(
+            capsys, "budget", "import", filled, client, "--opacus", tmp_path / "history.json",
+            *options,
+        )  # fmt: skip
+
+    fresh, new = "f" * 32, "c" * 32
+    for client, part in (("alice", fresh[:31]), ("alice", DATA[:5]), ("carol", new[:31])):
+        code, said = charge(client, "--fingerprint", part)
+        assert (code, "must be 32 hexadecimal digits" in said) == (2, True), said
+    for client in ("alice", "carol"):
+        code, said = charge(client, "--fingerprint", "b" * 32)
+        assert (code, "known as bob" in said) == (2, True), said
+    with Ledger(filled, read_only=True) as opened:  # nothing was opened or noted by mistake
+        assert [found.client for found in opened.accounts()] == ["alice", "bob"]
+        assert opened.versions(opened.account_of("alice")) == [DATA]
+        assert list(opened.history()) == []
+
+    assert charge("alice", "--fingerprint", fresh)[0] == 0
+    assert charge("alice", "--note", "once more")[0] == 0
+    assert charge("carol", "--fingerprint", new)[0] == 0
     with Ledger(filled, read_only=True) as opened:
-        charged = [entry.fingerprint for entry in opened.history()]
-        assert charged == [fresh, DATA]
-        assert len(opened.accounts()) == 3
+        charged = [(entry.client, entry.fingerprint) for entry in opened.history()]
+        assert charged == [("alice", fresh), ("alice", ""), ("carol", new)]
+        assert [found.client for found in opened.accounts()] == ["alice", "bob", "carol"]
+        alice = opened.account_of("alice")
+        assert opened.versions(alice) == [DATA, fresh]
+        both = account(Repeated(PAST, 2), 1e-5, opened.filter(alice)).epsilon
+        assert opened.statement(alice).epsilon == pytest.approx(both)
 
 
 @pytest.mark.parametrize(
@@ -566,11 +585,13 @@ def test_the_command_charges_a_budget_at_delta_zero(capsys, filled, tmp_path):
 
 def test_a_ledger_that_is_not_sound_is_not_charged(capsys, filled, tmp_path):
     with closing(connect(filled, isolation_level=None)) as db:
-        db.execute("DROP TRIGGER budgets_never_delete")
+        db.execute("DROP TRIGGER decisions_never_delete")
     code, said = command(
         capsys, "budget", "import", filled, "alice", "--opacus", tmp_path / "history.json"
     )
     assert (code, "not sound" in said) == (2, True), said
+    with Ledger(filled, read_only=True) as opened:
+        assert list(opened.history()) == []
 
 
 def test_a_client_that_spent_its_budget_elsewhere_does_not_train(tmp_path):
@@ -580,20 +601,32 @@ def test_a_client_that_spent_its_budget_elsewhere_does_not_train(tmp_path):
         (rng.normal(size=(40, 3)).astype(np.float32), np.arange(40) % 2),
         (rng.normal(size=(40, 3)).astype(np.float32), np.arange(40) % 2),
     ]
-    settings = {"data": {"clients": 2}, "privacy": {"ledger": str(tmp_path / "shared.sqlite")}}
-    once = udpfl.run(
-        settings, model="logistic", data=data, training={"rounds": 1}, out=str(tmp_path / "a")
-    )
+
+    def train(name, exhausted="refuse"):
+        privacy = {"ledger": str(tmp_path / "shared.sqlite"), "exhausted": exhausted}
+        return udpfl.run(
+            {"data": {"clients": 2}, "privacy": privacy, "training": {"rounds": 1}},
+            model="logistic",
+            data=data,
+            out=str(tmp_path / name),
+        )
+
+    once = train("a")
     with Ledger(tmp_path / "shared.sqlite") as ledger:
         first, second = ledger.accounts()
         for one in (first, second):
-            ledger.set_budget(one.id, Budget(30.0, 1e-5))
+            ledger.set_budget(one.id, Budget(30.0, 1e-5), reason="for two runs")
         ledger.import_charge(first.id, Repeated(gaussian(0.5), 100), source="elsewhere")
-    again = udpfl.run(
-        settings, model="logistic", data=data, training={"rounds": 1}, out=str(tmp_path / "b")
-    )
+    with pytest.raises(BudgetExceeded, match=f"^{first.client}: the budget in .* nothing of it"):
+        train("refused")
+    assert not (tmp_path / "refused").exists()
+    again = train("b", "skip")
     assert once.metrics[0]["participants"] == 2
-    assert (again.metrics[0]["participants"], again.metrics[0]["refused"]) == (1, 1)
+    assert again.metrics[0]["participants"] == 1
+    run = json.loads((again.folder / "run.json").read_text())["id"]
+    with again.ledger as ledger:
+        assert ledger.rounds_charged(run, first.id) == 0
+        assert ledger.rounds_charged(run, second.id) == 1
     assert again.clients[first.client].epsilon > 30 > again.clients[second.client].epsilon
     assert "not checked here" in str(again.privacy)
     assert "not checked here" not in str(again.clients[second.client])
