@@ -25,6 +25,7 @@ import udpfl
 from tests.conftest import Logistic
 from udpfl import (
     Budget,
+    BudgetExceeded,
     Gaussian,
     InvalidInput,
     Laplace,
@@ -357,10 +358,10 @@ def test_public_and_test_records_belong_to_no_client(federate, partition):
     assert held.isdisjoint(row.tobytes() for row in dataset.train.inputs)
     # What the ledger charges is these very records.
     with result.ledger as ledger:
-        kept = {found.client: found.fingerprint for found in ledger.accounts()}
-    assert kept == {
-        name: dataset.train.subset(rows).fingerprint() for name, rows in records.items()
-    }
+        kept = {found.client: ledger.versions(found.id) for found in ledger.accounts()}
+        paid = {entry.client: [entry.fingerprint] for entry in ledger.history()}
+    held_by = {name: [dataset.train.subset(rows).fingerprint()] for name, rows in records.items()}
+    assert kept == paid == held_by
 
 
 # Planning: everybody's own noise for everybody's own releases
@@ -370,13 +371,17 @@ def noise_of(row):
     return event_from_dict(row["release"]).mechanism
 
 
-def priced(row, fraction_of_noise=1.0, accounting="vector"):
-    """What participants.json says a client releases, accounted from scratch."""
+def released(row, fraction_of_noise=1.0):
+    """What participants.json says a client releases."""
     release = event_from_dict(row["release"])
     noise = release.mechanism.scaled(fraction_of_noise)
     event = PoissonSampled(row["rate"], Release(noise, release.sensitivity))
-    count = row["rounds"] * row["steps"]
-    return account(Repeated(event, count), row["budget"][1], "best", accounting)
+    return Repeated(event, row["rounds"] * row["steps"])
+
+
+def priced(row, fraction_of_noise=1.0, accounting="vector"):
+    """The same, accounted from scratch."""
+    return account(released(row, fraction_of_noise), row["budget"][1], "best", accounting)
 
 
 def test_noise_is_calibrated_to_each_clients_own_number_of_releases(federate):
@@ -417,12 +422,24 @@ def test_a_client_that_is_never_picked_spends_nothing(federate):
 
 def test_what_an_idle_client_spent_in_an_earlier_run_counts(federate, tmp_path):
     shared = {"ledger": str(tmp_path / "budget.sqlite"), "mechanism": "gaussian"}
-    federate({**shared, "accounting": "scalar", "accountant": "rdp"}, {"rounds": 1})
-    result = federate(shared, {"rounds": 1, "clients_per_round": 1}, seed=0)
+    nominal = {**shared, "accounting": "scalar", "accountant": "rdp", "epsilon": 2.0}
+    first = federate(nominal, {"rounds": 1})
+    once = {"rounds": 1, "clients_per_round": 1}
+    with pytest.raises(BudgetExceeded, match=r"^client-\d: the budget in .* does not hold"):
+        federate(shared, once, seed=0)
+    result = federate({**shared, "exhausted": "fit"}, once, seed=0)
     (asked,) = [row["name"] for row in read(result, "participants.json") if row["rounds"]]
-    assert result.stopped.startswith(f"no client is left to train: {asked}")
     assert {statement.kind for statement in result.clients.values()} == {"guarantee"}
-    assert all(1.0 < statement.epsilon <= 8.0 for statement in result.clients.values())
+    past = {row["name"]: released(row) for row in read(first, "participants.json")}
+    with Ledger(shared["ledger"], read_only=True) as ledger:
+        for found in ledger.accounts():
+            wanted = account(past[found.client], 1e-5, ledger.filter(found.id)).epsilon
+            stated = result.clients[found.client].epsilon
+            if found.client == asked:
+                assert 7.5 < stated <= 8.0
+            else:
+                assert stated == pytest.approx(wanted)
+                assert stated > 1.0
 
 
 def test_lists_are_dealt_out_to_the_clients(federate):
@@ -527,45 +544,73 @@ def test_a_shared_ledger_refuses_a_second_run_and_lets_a_richer_client_go_on(
     assert not first.folder.joinpath("ledger.sqlite").exists()
     spent = len(charged(first, "client-0"))
 
-    second = federate({"ledger": str(shared)})
-    assert second.stopped.startswith("no client is left to train")
-    assert "budget" in second.stopped
-    assert list(second.metrics) == []
-    assert second.accuracy is None
-    assert torch.equal(flat(second.model), flat(network()))  # nothing was learned
-    assert len(charged(second, "client-0")) == spent
-    assert "without client-0, client-1, client-2: the budget does not allow" in caplog.text
+    def refused(names, **privacy):
+        folders, before = sorted(tmp_path.glob("run-*")), shared.read_bytes()
+        with pytest.raises(BudgetExceeded, match=names):
+            federate({"ledger": str(shared), **privacy})
+        assert sorted(tmp_path.glob("run-*")) == folders  # nothing was begun, nothing charged
+        assert shared.read_bytes() == before
+
+    refused("^client-0, client-1, client-2: the budget in .* does not hold this run")
+    refused("no client has enough left for this run: client-0, client-1", exhausted="skip")
 
     with Ledger(shared) as ledger:
-        ledger.set_budget(account_of(shared, "client-1"), Budget(40.0, 1e-5))
+        ledger.set_budget(account_of(shared, "client-1"), Budget(40.0, 1e-5), reason="it agreed")
+    refused("^client-0, client-2: the budget in .* does not hold this run")
     watch = Watch()
-    third = federate({"ledger": str(shared)}, observers=[watch])
+    third = federate({"ledger": str(shared), "exhausted": "skip"}, observers=[watch])
     assert third.stopped is None
     assert {message.client for message in watch.messages} == {"client-1"}
-    assert [(row["participants"], row["refused"]) for row in third.metrics] == [(1, 2)] * 3
+    assert [row["participants"] for row in third.metrics] == [1] * 3
+    assert "without client-0, client-2: the budget does not hold this run" in caplog.text
     assert first.privacy.epsilon < third.privacy.epsilon <= 40.0  # of both runs together
     assert third.clients["client-0"] == first.clients["client-0"]
+    assert len(charged(third, "client-0")) == spent
     assert len(charged(third, "client-1")) == 2 * spent
 
-    stopped = federate({"ledger": str(shared), "exhausted": "stop"})
-    assert stopped.stopped.startswith("stopped: client-0")
-    assert list(stopped.metrics) == []
     with Ledger(shared, read_only=True) as ledger:
         assert ledger.verify() == []
 
 
-def test_a_budget_that_runs_out_in_between_ends_the_run_there(federate, tmp_path):
-    """A ledger with a smaller budget than the plan hopes for."""
+class Meanwhile(Watch):
+    """Does something to the ledger after a round, as another process would."""
+
+    def __init__(self, ledger, after, change):
+        super().__init__()
+        self.ledger, self.after, self.change = ledger, after, change
+
+    def on_round(self, row):
+        super().on_round(row)
+        if row["round"] == self.after:
+            with Ledger(self.ledger) as ledger:
+                for found in ledger.accounts():
+                    self.change(ledger, found)
+
+
+def lowered(ledger, found):
+    ledger.set_budget(found.id, Budget(6.0, 1e-5))
+
+
+def imported(ledger, found):
+    event = Repeated(Release(Gaussian(2.0), Sensitivity(1.0)), 9)
+    ledger.import_charge(found.id, event, source="elsewhere")
+
+
+@pytest.mark.parametrize(("change", "limit"), [(lowered, 6.0), (imported, math.inf)])
+def test_a_budget_that_runs_out_in_between_ends_the_run_there(federate, tmp_path, change, limit):
+    """What a run has reserved nobody else can spend, but these two need nobody's leave."""
     shared = tmp_path / "budget.sqlite"
-    federate({"ledger": str(shared), "epsilon": 1.0}, {"rounds": 1})
-    with Ledger(shared) as ledger:
-        for found in ledger.accounts():
-            ledger.set_budget(found.id, Budget(6.0, 1e-5))
-    result = federate({"ledger": str(shared)}, {"rounds": 6})
-    assert 0 < len(result.metrics) < 6
-    assert result.stopped.startswith("no client is left to train")
-    assert all(statement.epsilon <= 6.0 for statement in result.clients.values())
+    watch = Meanwhile(shared, 2, change)
+    result = federate({"ledger": str(shared)}, {"rounds": 6}, observers=[watch])
+    assert [row["round"] for row in result.metrics] == [1, 2]
+    assert {message.round for message in watch.messages} == {1, 2}
+    assert result.stopped.startswith("no client is left to train: client-0, client-1, client-2")
+    assert all(statement.epsilon <= limit for statement in result.clients.values())
     assert result.accuracy is not None
+    with Ledger(shared, read_only=True) as ledger:
+        assert sum(not entry.imported for entry in ledger.history()) == 6
+        assert [ledger.reserved(found.id) for found in ledger.accounts()] == [{}] * 3
+        assert ledger.verify() == []
 
 
 def test_a_run_with_a_ledger_of_its_own_starts_from_nothing(federate):
@@ -576,15 +621,26 @@ def test_a_run_with_a_ledger_of_its_own_starts_from_nothing(federate):
         assert len(charged(result, "client-0")) == 3
 
 
-def test_other_data_under_the_same_name_is_another_account(federate, tmp_path, caplog):
+def test_other_data_under_the_same_name_goes_on_with_its_budget(federate, tmp_path):
     shared = {"ledger": str(tmp_path / "budget.sqlite")}
-    federate(shared)
-    result = federate(shared, given=blobs(seed=7))
-    assert result.stopped is None
-    assert "the ledger knows other data of this client" in caplog.text
-    assert any("pays in both" in note for note in result.privacy.notes)
-    with result.ledger as ledger:
-        assert len(ledger.find("client-0")) == 2
+    first = federate(shared)
+    with pytest.raises(BudgetExceeded, match="client-0, client-1, client-2"):
+        federate(shared, given=blobs(seed=7))
+    with Ledger(shared["ledger"]) as ledger:
+        for found in ledger.accounts():
+            ledger.set_budget(found.id, Budget(40.0, 1e-5), reason="new measurements")
+    second = federate(shared, given=blobs(seed=7))
+    assert second.stopped is None
+    with second.ledger as ledger:
+        for row in read(second, "participants.json"):
+            (found,) = ledger.find(row["name"])
+            versions = ledger.versions(found.id)
+            assert len(versions) == 2
+            assert {entry.fingerprint for entry in ledger.history(found.id)} == set(versions)
+            rule = ledger.filter(found.id)
+            both = account(Repeated(released(row), 2), 1e-5, rule).epsilon  # as dear as the first
+            assert second.clients[row["name"]].epsilon == pytest.approx(both)
+            assert both > first.clients[row["name"]].epsilon
 
 
 # What leaves a client, and who may look at it
@@ -1188,22 +1244,32 @@ def test_dropout_is_not_drawn_from_the_public_seed(federate):
     assert again[0] == again[1]
 
 
-def test_a_round_in_which_nobody_has_budget_is_skipped_not_the_end(federate, tmp_path):
+def only_client_0(ledger, found):
+    limit = 1e-3 if found.client == "client-0" else 50.0
+    ledger.set_budget(found.id, Budget(limit, 1e-5), reason="a test")
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_round_in_which_nobody_has_budget_is_skipped_not_the_end(federate, tmp_path, when):
     """Client 0 has nothing left; the rounds that ask only client 0 pass, the others go on."""
-    shared = {"ledger": str(tmp_path / "b.sqlite"), "epsilon": 4.0}
+    shared = {"ledger": str(tmp_path / "b.sqlite"), "epsilon": 4.0, "exhausted": "skip"}
     plan = {"rounds": 8, "clients_per_round": 1}
     first = federate(shared, {"rounds": 1, "clients_per_round": 1}, seed=3)
     with Ledger(first.ledger_path) as ledger:
-        for account in ledger.accounts():
-            limit = 1e-3 if account.client == "client-0" else 50.0
-            ledger.set_budget(account.id, Budget(limit, 1e-5))
-    second = federate(shared, plan, seed=3)
+        for found in ledger.accounts():
+            ledger.set_budget(found.id, Budget(50.0, 1e-5), reason="a test")
+            if when == "before":
+                only_client_0(ledger, found)
+    watch = Meanwhile(first.ledger_path, 0 if when == "before" else 1, only_client_0)
+    second = federate(shared, plan, seed=3, observers=[watch])
     asked = [row["participants"] for row in second.metrics]
     assert second.stopped is None
     assert 0 < len(asked) < 8
     assert set(asked) == {1}
-    assert all(entry.client != "client-0" for entry in second.ledger.history()
-               if entry.run == read(second, "run.json")["id"])  # fmt: skip
+    run = read(second, "run.json")["id"]
+    rounds = {entry.round for entry in charged(second, "client-0") if entry.run == run}
+    assert rounds == (set() if when == "before" else {1})
+    assert any(row["round"] > 6 for row in second.metrics)  # which asks client 0 once more
 
 
 class Prepared(nn.Module):
