@@ -549,19 +549,23 @@ def test_a_ledger_that_may_not_be_written_releases_nothing(open_place, file_mode
     vault.mkdir()
     place = Place(open_place, vault / "ledger.sqlite")
     with Ledger(place.ledger) as ledger:
-        ledger.set_budget(ledger.account("client-0", "some other data"), Budget(1.0, DELTA))
+        ledger.set_budget(ledger.account("client-0", "some other data"), Budget(5.0, DELTA))
     before = place.ledger.read_bytes()
     place.ledger.chmod(file_mode)
     vault.chmod(folder_mode)
     traps = [(Ledger, "__init__", 1, step_down)]  # everything is imported by then
-    process = place.begin(f"privacy.ledger='{place.ledger}'", traps=traps)
+    setting = f"privacy.ledger='{place.ledger}'"
+    process = place.begin(setting, traps=traps)
     process.complains("ledger.sqlite", "read-only")
     assert not place.truth()
     assert place.ledger.read_bytes() == before
 
     place.ledger.chmod(0o666)
     vault.chmod(0o777)
-    assert place.resume().ended() == 0
+    # What cannot be read is noticed before there is a folder, what cannot be written afterwards.
+    assert place.run.exists() == (folder_mode == 0o777)
+    process = place.resume() if place.run.exists() else place.begin(setting)
+    assert process.ended() == 0
     place.check_finished()
 
 
@@ -581,88 +585,92 @@ def test_a_folder_that_may_not_be_written_is_not_resumed(open_place):
 # Two runs on one ledger
 
 
-def rivals(tmp_path, reference, budget):
-    """Two runs with the same clients and data, certainly at the same time, on one ledger."""
+def accounts_in(path):
+    with Ledger(path, read_only=True) as ledger:
+        return [(found.client, ledger.versions(found.id)) for found in ledger.accounts()]
+
+
+def rivals(tmp_path, reference, budget, *meeting):
+    """Two runs with the same clients and data on one ledger, certainly at this place together."""
     path = tmp_path / "shared.sqlite"
-    with Ledger(reference.ledger, read_only=True) as ledger:
-        accounts = [(found.client, found.fingerprint) for found in ledger.accounts()]
+    accounts = accounts_in(reference.ledger)
     assert [name for name, _ in accounts] == NAMES
     with Ledger(path) as ledger:
-        for name, data in accounts:
+        for name, (data,) in accounts:
             ledger.set_budget(ledger.account(name, data), Budget(budget, DELTA))
     places = [Place(tmp_path / name, path) for name in ("left", "right")]
     processes = [
-        place.begin(f"privacy.ledger='{path}'", traps=[(Witness, "on_model", 1, wait)])
-        for place in places
+        place.begin(f"privacy.ledger='{path}'", traps=[(*meeting, 1, wait)]) for place in places
     ]
     for place, process in zip(places, processes, strict=True):
         process.until(place.reached)
+        assert place.reached(), process.stderr
     for place in places:
         place.go()
     codes = [process.ended() for process in processes]
     for place in places:
         place.check()
-        assert place.planned() == reference.planned()
-    with Ledger(path, read_only=True) as ledger:
-        assert [(found.client, found.fingerprint) for found in ledger.accounts()] == accounts
+    assert places[0].planned() == places[1].planned()
+    assert accounts_in(path) == accounts
     return places, processes, codes
 
 
-def rounds_of(place):
-    return Counter(client for client, _ in place.charged)
-
-
 def test_two_runs_lose_no_charge(tmp_path, reference):
-    places, processes, codes = rivals(tmp_path, reference, budget=100.0)
+    places, processes, codes = rivals(tmp_path, reference, 100.0, Witness, "on_model")
     assert codes == [0, 0]
     assert [process.stderr for process in processes] == ["", ""]
     for place in places:
         place.check_finished()
-    planned = reference.planned()
+    planned = places[0].planned()
     with Ledger(places[0].ledger, read_only=True) as ledger:
         entries = list(ledger.history())
         assert len(entries) == 2 * CLIENTS * ROUNDS
         assert len({place.identity() for place in places}) == 2
         for found in ledger.accounts():
-            event = Composed([Repeated(planned[found.client], STEPS * ROUNDS)] * 2)
-            epsilon = ledger.statement(found.id).epsilon
-            assert epsilon == pytest.approx(account(event, DELTA).epsilon)
-            alone = account(Repeated(planned[found.client], STEPS * ROUNDS), DELTA).epsilon
-            assert alone * 1.1 < epsilon < 100.0
+            rule, epsilon = ledger.filter(found.id), ledger.statement(found.id).epsilon
+            alone = Repeated(planned[found.client], STEPS * ROUNDS)
+            assert epsilon == pytest.approx(account(Composed([alone] * 2), DELTA, rule).epsilon)
+            assert account(alone, DELTA, rule).epsilon * 1.1 < epsilon < 100.0
 
 
-def test_two_runs_share_one_budget(tmp_path, reference):
-    fit = ROUNDS * 3 // 2
-    step = reference.planned()["client-0"]
-    assert set(reference.planned().values()) == {step}
-    just, too_much = (
-        account(Repeated(step, STEPS * rounds), DELTA).epsilon for rounds in (fit, fit + 1)
+def test_of_two_runs_that_one_budget_does_not_hold_only_one_begins(tmp_path, reference):
+    """Both have looked at the budget and found enough before either reserves its plan."""
+    places, processes, codes = rivals(tmp_path, reference, 6.0, Ledger, "begin_run")
+    assert sorted(codes) == [0, 1]
+    (first, done), (second, refused) = sorted(
+        zip(places, processes, strict=True), key=lambda pair: codes[places.index(pair[0])]
     )
-    places, processes, codes = rivals(tmp_path, reference, budget=(just + too_much) / 2)
-    assert sum(map(rounds_of, places), Counter()) == dict.fromkeys(NAMES, fit)
-    for place in places:
-        assert {key for key, _ in place.truth()} == place.charged.keys()
-    with Ledger(places[0].ledger, read_only=True) as ledger:
+    assert done.stderr == ""
+    first.check_finished()
+    assert not second.truth()
+    assert not second.charged
+    (line,) = refused.stderr.splitlines()
+    assert line.startswith("udpfl: error: client-0, client-1, client-2: the plan of this run does")
+    assert refused.stdout == ""
+
+    def spent(runs):
+        """What so many runs come to, and what the ledger says they did."""
+        event = Repeated(first.planned()["client-0"], STEPS * ROUNDS * runs)
+        with Ledger(first.ledger, read_only=True) as ledger:
+            assert ledger.verify() == []
+            assert {len(ledger.reserved(found.id)) for found in ledger.accounts()} == {0}
+            rules = {ledger.filter(found.id) for found in ledger.accounts()}
+            stated = {ledger.statement(found.id).epsilon for found in ledger.accounts()}
+        return account(event, DELTA, rules.pop()).epsilon, *stated
+
+    wanted, stated = spent(1)
+    assert stated == pytest.approx(wanted)
+    assert stated <= 6.0 < spent(2)[0]
+    assert second.resume().ended() == 1  # as long as there is no more to spend
+    assert not second.truth()
+    with Ledger(first.ledger) as ledger:
         for found in ledger.accounts():
-            statement, budget = ledger.statement(found.id), ledger.budget(found.id)
-            assert statement.epsilon == pytest.approx(just)
-            assert statement.epsilon <= budget.epsilon
-    assert sorted(codes) in ([0, 1], [1, 1])
-    for place, process, code in zip(places, processes, codes, strict=True):
-        assert "Traceback" not in process.stderr
-        stopped = json.loads(process.stdout)["stopped"]
-        assert (stopped is None) == (code == 0)
-        if code:
-            assert "on without client-" in process.stderr
-            assert process.stderr.splitlines()[-1] == f"udpfl: {stopped}"
-            assert "budget" in stopped
-            assert place.resume().ended() == 1  # as long as there is no more to spend
-    with Ledger(places[0].ledger) as ledger:
-        for found in ledger.accounts():
-            ledger.set_budget(found.id, Budget(100.0, DELTA))
+            ledger.set_budget(found.id, Budget(100.0, DELTA), reason="for the second run")
     for place in places:
         assert place.resume().ended() == 0
         place.check_finished()
+    wanted, stated = spent(2)
+    assert stated == pytest.approx(wanted)
 
 
 # The command as it is installed
