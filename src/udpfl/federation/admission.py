@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from udpfl.accounting.budget import Budget, rounds_left, would_exceed
+from udpfl.accounting.budget import rounds_left, would_exceed
 from udpfl.accounting.events import Event
 from udpfl.accounting.filter import Filter
 from udpfl.accounting.serial import event_to_json
 from udpfl.config import Config, PrivacyConfig, per_client
 from udpfl.errors import BudgetExceeded, Infeasible, InvalidInput, LedgerError, UdpflError
+from udpfl.federation.folder import RunFolder
 from udpfl.federation.participants import Participant, Past
 from udpfl.federation.rounds import listed
 from udpfl.ledger.ledger import Ledger
@@ -58,6 +59,11 @@ def plan_within(settings: Config, holding: Holding, schedule: Schedule, plan: Pl
     pasts, moved = _read_pasts(privacy, Path(privacy.ledger), holding)
     unspent = {name: replace(past, held=None) for name, past in pasts.items()}
     people = plan(schedule, unspent)
+    if privacy.accounting == "vector":  # a client without a budget gets that of the run
+        pasts = {
+            own.name: replace(pasts[own.name], budget=pasts[own.name].budget or own.budget)
+            for own in people
+        }
     if moved:
         _require_alike(people)
     short = {own.name for own in people if not _fits(own, pasts[own.name])}
@@ -81,9 +87,8 @@ def _read_pasts(
     """What the ledger knows of every client, and whether records may have moved among them."""
     clients = len(holding.names)
     epsilons, deltas = per_client(privacy.epsilon, clients), per_client(privacy.delta, clients)
-    guaranteed = privacy.accounting == "vector"
     pasts = {
-        name: Past(Filter.planned(epsilon, delta), Budget(epsilon, delta) if guaranteed else None)
+        name: Past(Filter.planned(epsilon, delta), None)
         for name, epsilon, delta in zip(holding.names, epsilons, deltas, strict=True)
     }
     if not path.is_file():
@@ -99,8 +104,7 @@ def _read_pasts(
                 rule = ledger.filter(account)
                 if rule is None:
                     raise LedgerError(f"{path} is the ledger of one run and not for others")
-                budget = ledger.budget(account) or pasts[name].budget
-                pasts[name] = Past(rule, budget, ledger.held(account))
+                pasts[name] = Past(rule, ledger.budget(account), ledger.held(account))
         taken = None
         if holding.is_divided:
             taken = ledger.taken_over(holding.parts, holding.block)
@@ -155,6 +159,11 @@ def _with_more_noise(
             f"{listed(sorted(short))}: no noise makes this run fit what is left ({error}); "
             "nothing was trained"
         ) from None
+    if still := [own.name for own in fitted if not _fits(own, pasts[own.name])]:
+        raise BudgetExceeded(
+            f"{listed(sorted(still))}: the budget does not hold this run, whose noise is not "
+            "planned for a guarantee; nothing was trained"
+        )
     log.warning(
         "%s: more noise, so that the run fits what is left of the budget", listed(sorted(short))
     )
@@ -181,7 +190,8 @@ def _refusal(
         fitted = plan(schedule, {name: pasts[name] for name in pasts if name in short})
         noisier = next(person for person in fitted if person.name == own.name)
         assert noisier.release is not None
-        offers.append(f"{rounds} rounds at noise {noisier.release.mechanism.noise_std:.3g}")
+        if _fits(noisier, past):  # not where a method brings its own noise along
+            offers.append(f"{rounds} rounds at noise {noisier.release.mechanism.noise_std:.3g}")
     except UdpflError:
         pass
     fits = f"{' or '.join(offers)} would fit" if offers else "nothing of it would fit"
@@ -191,6 +201,17 @@ def _refusal(
         f'{past.budget.delta:g} in all: {fits} (privacy.exhausted = "fit" adds noise, "skip" '
         "leaves such clients out)"
     )
+
+
+def require_charges(ledger: Ledger, folder: RunFolder) -> None:
+    """Refuse to go on, and to reserve, where the ledger does not hold what a run has released."""
+    found = folder.read_checkpoint()
+    if found is not None and not ledger.holds(*found.head):
+        raise LedgerError(
+            f"charge {found.head[0]}, which {folder.path} ended with, is not in its ledger: this "
+            "is another ledger, or one that was restored from a backup. What was charged since is "
+            "missing, so the run cannot go on"
+        )
 
 
 def admit(

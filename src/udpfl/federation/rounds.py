@@ -160,9 +160,8 @@ class Federation:
             server = self.algorithm.init(start)
             self._checkpoint(0, server, start)
             return server, start, 0
-        done, tensors, answered, head = found
+        done, tensors, answered, _ = found
         self.answered = Counter(answered)
-        self._require_charges(head)
         tensors = {name: tensor.to(start.device) for name, tensor in tensors.items()}
         self._weakest, self._clip = tensors.get(WEAKEST), tensors.get(CLIP)
         own = {name: v for name, v in tensors.items() if name.startswith("server.")}
@@ -170,15 +169,6 @@ class Federation:
         self.metrics = self.folder.read_metrics(done)
         self.folder.rewrite_metrics(self.metrics)
         return server, tensors.get("average", server["model"]), done
-
-    def _require_charges(self, head: tuple[int, str]) -> None:
-        """Refuse to go on where the ledger does not hold what this run has released."""
-        if not self.ledger.holds(*head):
-            raise LedgerError(
-                f"charge {head[0]}, which {self.folder.path} ended with, is not in its ledger: "
-                "this is another ledger, or one that was restored from a backup. What was charged "
-                "since is missing, so the run cannot go on"
-            )
 
     def _checkpoint(self, round_: int, server: Tensors, average: Tensor) -> None:
         named = {f"server.{name}": tensor for name, tensor in server.items()}

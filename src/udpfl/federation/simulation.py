@@ -26,7 +26,7 @@ from udpfl.data.records import Indices
 from udpfl.engine import Entropy, Keyed, LaneModel, Loss
 from udpfl.engine.limits import choose_limits
 from udpfl.errors import InvalidInput
-from udpfl.federation.admission import Holding, admit, plan_within
+from udpfl.federation.admission import Holding, admit, plan_within, require_charges
 from udpfl.federation.clients import Clients, Site
 from udpfl.federation.combinations import check_combination
 from udpfl.federation.evaluation import final_evaluation
@@ -155,6 +155,7 @@ def run(
 
     ledger_path = Path(identity["ledger"]) if identity["ledger"] else folder.ledger
     with folder.locked(), Ledger(ledger_path) as ledger:
+        require_charges(ledger, folder)
         accounts = admit(
             settings, ledger, identity["id"], folder.path.name, holding, people, unclaimed is None
         )

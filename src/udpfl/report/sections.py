@@ -261,7 +261,7 @@ def configuration(config: Config) -> str:
             meaning = about.get(prefix + key, {}).get("description", "")
             rows.append(
                 f'<tr{shade}><th scope="row">{text(key)}</th><td>{text(said)}{note}</td>'
-                f'<td class="wide">{text(meaning)}</td></tr>'
+                f'<td class="wide">{prose(meaning)}</td></tr>'
             )
         changed = sum('class="default"' not in row for row in rows)
         body.append(
