@@ -22,7 +22,7 @@ from udpfl.algorithms import ClientMessage, ServerStep
 from udpfl.algorithms.base import local_update
 from udpfl.algorithms.fedavg import FedAvg
 from udpfl.engine import Keyed, LaneModel, Limits, MechanismNoiser, NormClipper, Unclipped
-from udpfl.errors import InvalidInput, LedgerError, Unsupported
+from udpfl.errors import BudgetExceeded, InvalidInput, LedgerError, Unsupported
 from udpfl.federation import local_training
 from udpfl.federation.folder import RunFolder
 from udpfl.federation.local_training import Request, Trainer
@@ -35,7 +35,7 @@ from udpfl.ledger.ledger import Ledger
 def federate(tmp_path):
     numbers = itertools.count()
 
-    def start(privacy=None, training=None, *, net=None, clients=3, **more):
+    def start(privacy=None, training=None, *, net=None, clients=3, seen=None, **more):
         settings = {
             "out": str(tmp_path / f"run-{next(numbers)}"),
             "privacy": {"unit": "client", "delta": 1e-3, "mechanism": "gaussian",
@@ -45,7 +45,7 @@ def federate(tmp_path):
             "data": {"clients": clients},
             **{name: more.pop(name) for name in ("record_updates",) if name in more},
         }  # fmt: skip
-        seen = Seen()
+        seen = seen or Seen()
         result = udpfl.run(settings, data=blobs(), model=net or linear(), observers=[seen], **more)
         return result, seen
 
@@ -143,12 +143,13 @@ def test_units_do_not_mix_in_one_account(federate, tmp_path):
 # A trusted server
 
 
-def trusted(federate, participation=1.0, training=None, **privacy):
+def trusted(federate, participation=1.0, training=None, seen=None, **privacy):
     return federate(
         privacy,
         {"algorithm": "dp-fedavg", "options": {"participation": participation}, **(training or {})},
         net=Wide(),
         clients=6,
+        seen=seen,
     )
 
 
@@ -374,25 +375,42 @@ def test_the_ledger_itself_says_that_a_server_was_trusted(federate, tmp_path):
     # Another method on the same ledger: what it states covers what the server was trusted with.
     with Ledger(tmp_path / "shared.sqlite") as ledger:
         for own in ledger.accounts():
-            ledger.set_budget(own.id, udpfl.Budget(9.0, 1e-3))
+            ledger.set_budget(own.id, udpfl.Budget(9.0, 1e-3), reason="another method")
     later, _ = federate({"ledger": shared, "epsilon": 2.0}, net=Wide(), clients=6)
     assert "assumes a server" in str(later.privacy)
     assert "Not against the server" in (later.folder / "report.html").read_text()
 
 
-def test_a_client_cannot_change_its_data_to_get_a_new_budget(tmp_path):
-    x, y = blobs()
+@pytest.mark.parametrize("divided", [False, True])
+def test_a_client_cannot_change_its_data_to_get_a_new_budget(tmp_path, divided):
     shared = {"unit": "client", "delta": 1e-3, "ledger": str(tmp_path / "l.sqlite")}
-    for change, refused in ((0.0, False), (1e-3, True)):
+
+    def train(out, change):
+        x, y = blobs()
+        x = x + np.float32(change)
+        parts = np.array_split(np.arange(len(x)), 3)
+        data = (x, y) if divided else [(x[part], y[part]) for part in parts]
         settings = {
-            "out": str(tmp_path / f"run-{change}"), "privacy": shared,
-            "training": {"rounds": 1}, "data": {"clients": 3},
+            "out": str(tmp_path / out), "privacy": shared, "training": {"rounds": 1},
+            "data": {"clients": 3} if divided else {},
         }  # fmt: skip
-        if refused:
-            with pytest.raises(InvalidInput, match="known there with other data"):
-                udpfl.run(settings, data=(x + np.float32(change), y), model=linear())
-        else:
-            udpfl.run(settings, data=(x, y), model=linear())
+        return udpfl.run(settings, data=data, test=blobs(), model=linear())
+
+    first = train("first", 0.0)
+    with pytest.raises(BudgetExceeded, match="client-0, client-1, client-2: the budget in"):
+        train("second", 1e-3)
+    assert not (tmp_path / "second").exists()
+    with Ledger(tmp_path / "l.sqlite") as ledger:
+        assert len(ledger.accounts()) == 3
+        for own in ledger.accounts():
+            assert ledger.versions(own.id) == [ledger.data_of(next(ledger.history()).run)[own.id]]
+            ledger.set_budget(own.id, udpfl.Budget(30.0, 1e-3), reason="another version")
+    third = train("third", 1e-3)
+    assert third.privacy.epsilon > first.privacy.epsilon  # both of them count
+    with Ledger(tmp_path / "l.sqlite", read_only=True) as ledger:
+        for own in ledger.accounts():
+            assert len(ledger.versions(own.id)) == 2
+            assert len(list(ledger.history(own.id))) == 2
 
 
 def test_updates_are_within_the_bound_when_they_are_summed(tmp_path):
@@ -424,15 +442,24 @@ def test_a_run_without_a_readable_checkpoint_is_not_begun_anew(federate):
 
 def test_a_run_that_stopped_early_can_go_on(federate, tmp_path):
     shared = tmp_path / "shared.sqlite"
-    first, _ = trusted(federate, 1.0, {"rounds": 2}, ledger=str(shared), epsilon=2.0)
-    assert first.stopped is None
-    short, _ = trusted(
-        federate, 1.0, {"rounds": 6, "checkpoint_every": 10}, ledger=str(shared), epsilon=1.0
-    )
+
+    def set_budgets(epsilon, reason=""):
+        with Ledger(shared) as ledger:
+            accounts = [own.id for own in ledger.accounts()]
+            ledger.set_budgets(accounts, udpfl.Budget(epsilon, 1e-3), reason=reason)
+
+    class Lowers(Seen):
+        """The budget that a run has reserved is taken away after its second round."""
+
+        def on_round(self, row):
+            if row["round"] == 2:
+                set_budgets(0.9)
+
+    training = {"rounds": 6, "checkpoint_every": 10}
+    short, _ = trusted(federate, 1.0, training, Lowers(), ledger=str(shared), epsilon=1.0)
     assert short.stopped
-    with Ledger(shared) as ledger:
-        for own in ledger.accounts():
-            ledger.set_budget(own.id, udpfl.Budget(20.0, 1e-3))
+    assert short.metrics[-1]["round"] == 2
+    set_budgets(1.0, "as it was")
     resumed = udpfl.run(resume=short.folder, model=Wide(), data=blobs())
     assert resumed.stopped is None
     assert resumed.metrics[-1]["round"] == 6

@@ -444,7 +444,17 @@ def test_a_bug_in_one_cell_does_not_stop_the_others(monkeypatch):
         (["--vary", "epsilonn=2"], ["--vary", "did you mean privacy.epsilon?"]),
         (["--vary", "epsilon=2,much"], ["privacy.epsilon", "'much'"]),
         (["--vary", "epsilon=2", "--seeds", "few"], ["--seeds", "few"]),
-        (["--vary", "epsilon=2", "--set", "privacy.ledger=a.sqlite"], ["privacy.ledger", "own"]),
+        (
+            [
+                "--vary",
+                "epsilon=2",
+                "--set",
+                "privacy.ledger=a",
+                "--set",
+                "privacy.accountant=best",
+            ],
+            ["privacy.ledger", "own"],
+        ),
         (["--vary", "epsilon=2", "--plot", "x.txt"], ["--plot", "x.txt"]),
         (["--vary", "epsilon=2", "--out", "base.toml"], ["out: ", "base.toml"]),
         (["--vary", "epsilon=2", "--jobs", "0"], ["--jobs", "got 0"]),

@@ -28,7 +28,7 @@ from udpfl.algorithms import ServerStep, Target, Terms
 from udpfl.algorithms.nbafl import NbAFL
 from udpfl.audit import Releases, audit_releases
 from udpfl.engine import BallClipper, Entropy, Keyed, MechanismNoiser, NormClipper
-from udpfl.errors import InvalidInput, Unsupported
+from udpfl.errors import BudgetExceeded, InvalidInput, Unsupported
 from udpfl.federation.folder import RunFolder
 from udpfl.federation.local_training import planned_protection
 from udpfl.federation.own_noise import Downlink
@@ -228,9 +228,19 @@ def test_a_real_budget_in_a_shared_ledger_still_refuses(federate, tmp_path):
     with Ledger(shared) as ledger:
         for account in ledger.accounts():
             ledger.set_budget(account.id, Budget(ledger.statement(account.id, 1e-3).epsilon, 1e-3))
-    result, seen = federate({"ledger": str(shared), "epsilon": 1.0})
-    assert not seen.messages
-    assert "budget" in result.stopped
+        before = ledger.head()
+    answers = {  # no setting changes the noise of this method, so none is offered
+        "refuse": "does not hold this run; nothing was trained.* in all: nothing of it would fit",
+        "skip": "no client has enough left",
+        "fit": "does not hold this run, whose noise is not planned for a guarantee",
+    }
+    for exhausted, words in answers.items():
+        with pytest.raises(BudgetExceeded, match=words):
+            federate({"ledger": str(shared), "epsilon": 1.0, "exhausted": exhausted})
+    with Ledger(shared, read_only=True) as ledger:
+        assert ledger.head() == before
+        assert not any(ledger.reserved(account.id) for account in ledger.accounts())
+    assert [path.name for path in tmp_path.glob("run-*")] == ["run-0"]
 
 
 # The way down

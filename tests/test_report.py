@@ -147,6 +147,32 @@ def crashed(folder: Path, after: int, **sections: object) -> Path:
     return folder
 
 
+class Lowered(udpfl.Observer):
+    """An observer that lowers the budget of every client before the first round."""
+
+    def __init__(self, epsilon: float) -> None:
+        self.budget = Budget(epsilon, 1e-5)
+
+    def on_start(self, config: udpfl.Config, folder: Path) -> None:
+        with Ledger(Path(config.privacy.ledger)) as ledger:
+            ledger.set_budgets([found.id for found in ledger.accounts()], self.budget)
+
+
+def raise_budgets(path: Path, epsilon: float) -> None:
+    with Ledger(path) as ledger:
+        accounts = [found.id for found in ledger.accounts()]
+        ledger.set_budgets(accounts, Budget(epsilon, 1e-5), reason="more runs")
+
+
+def trained_nothing(top: Path, data: DataSet) -> tuple[udpfl.Run, udpfl.Run]:
+    """A run on a shared ledger, and one whose clients were left with no budget for it."""
+    ledger = top / "budget.sqlite"
+    privacy = {"ledger": str(ledger), "epsilon": 1}
+    first = train(top / "first", data, privacy=privacy)
+    raise_budgets(ledger, 9)
+    return first, train(top / "second", data, privacy=privacy, observers=[Lowered(1)])
+
+
 def visible(page: str) -> str:
     """The page as a reader sees it without scripts: no tags, no embedded data."""
     body = re.sub(r"<(script|style).*?</\1>", "", page, flags=re.DOTALL)
@@ -418,15 +444,11 @@ def budgets_drawn(folder: Path) -> tuple[list[float], str, str]:
 def test_the_budget_drawn_is_the_one_in_the_ledger(runs, tmp_path):
     ledger = tmp_path / "budget.sqlite"
     train(tmp_path / "first", classification(), privacy={"ledger": str(ledger), "epsilon": 5})
-    with Ledger(ledger) as opened:
-        for found in opened.accounts():
-            opened.set_budget(found.id, Budget(9, 1e-5))
+    raise_budgets(ledger, 9)
     privacy = {"ledger": str(ledger), "epsilon": 4}
     run = train(tmp_path / "second", classification(), privacy=privacy)
     assert 4 < run.privacy.epsilon <= 9
-    with Ledger(ledger) as opened:  # what comes later is not this run's budget
-        for found in opened.accounts():
-            opened.set_budget(found.id, Budget(20, 1e-5))
+    raise_budgets(ledger, 20)  # what comes later is not this run's budget
     marks, name, note = budgets_drawn(run.folder)
     assert (marks, name) == ([9.0] * 3, "budget")
     assert "in the ledger when the run ended" in note
@@ -500,10 +522,7 @@ def test_a_report_that_fails_does_not_lose_the_run(tmp_path, monkeypatch, caplog
 
 
 def test_a_run_that_stopped_has_a_report_that_says_so(tmp_path):
-    ledger = tmp_path / "budget.sqlite"
-    privacy = {"ledger": str(ledger), "exhausted": "stop", "epsilon": 1}
-    train(tmp_path / "first", classification(), privacy=privacy)
-    run = train(tmp_path / "second", classification(), privacy=privacy)
+    _, run = trained_nothing(tmp_path, classification())
     assert run.stopped
     page = run.report.read_text()
     said = visible(page)
@@ -517,9 +536,7 @@ def test_a_run_that_stopped_has_a_report_that_says_so(tmp_path):
 @pytest.mark.parametrize("task", ["classification", "regression"])
 def test_a_run_that_trained_nothing_shows_nothing_of_its_model(capsys, tmp_path, task):
     data = classification() if task == "classification" else regression()
-    privacy = {"ledger": str(tmp_path / "budget.sqlite"), "epsilon": 1}
-    train(tmp_path / "first", data, privacy=privacy)
-    run = train(tmp_path / "second", data, privacy=privacy)
+    _, run = trained_nothing(tmp_path, data)
     assert run.metrics == []
     record = read_run(run.folder)
     assert [chart.id for chart in run_charts(record)] == ["clients"]
@@ -562,12 +579,24 @@ def test_an_unfinished_run_has_a_page_that_says_so(runs, tmp_path, left):
     assert "holds for every client" not in said
 
 
-def test_a_run_stopped_between_evaluations_says_what_it_has_spent(tmp_path):
-    folder = crashed(tmp_path / "r", 5, privacy={"epsilon": [1, 2, 4]})
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_run_stopped_between_evaluations_says_what_it_has_spent(tmp_path, shared):
+    ledger = tmp_path / "budget.sqlite"
+    own = {"ledger": str(ledger)} if shared else {}
+    folder = crashed(tmp_path / "r", 5, privacy={"epsilon": [1, 2, 4], **own})
     record = read_run(folder)
     assert record.measured == []
     people = [Participant.from_dict(row) for row in record_of(folder, "participants.json")]
-    wanted = [account(Repeated(p.round_event, 5), 1e-5).epsilon for p in people]
+    if shared:
+        with Ledger(ledger, read_only=True) as opened:
+            rules = [opened.filter(opened.account_of(person.name)) for person in people]
+    else:  # whoever stopped it has seen results, so the whole plan counts
+        rules = ["best"] * 3
+    rounds = 5 if shared else 10
+    wanted = [
+        account(Repeated(person.round_event, rounds), 1e-5, rule).epsilon
+        for person, rule in zip(people, rules, strict=True)
+    ]
     assert [c.statement.epsilon for c in record.clients] == pytest.approx(wanted, rel=1e-9)
     assert record.statement.epsilon == pytest.approx(max(wanted), rel=1e-9)
     assert record.statement.epsilon > 0.5
@@ -577,14 +606,14 @@ def test_a_run_stopped_between_evaluations_says_what_it_has_spent(tmp_path):
         assert f"ε = {shown(max(wanted))} at δ = 10⁻⁵ for one record added or removed, so" in said
         assert "holds for every client" not in said
         assert "ε = 0 " not in said
+    note = "stated with everything that the run was planned to release"
+    assert (note in visible(run_page(record))) != shared
 
 
 @pytest.mark.parametrize("name", ["private", "nominal", "plain", "shared"])
 def test_the_ledger_says_what_the_finished_run_says(runs, tmp_path, name):
     if name == "shared":
-        privacy = {"ledger": str(tmp_path / "budget.sqlite"), "exhausted": "stop", "epsilon": 1}
-        first = train(tmp_path / "first", classification(), privacy=privacy)
-        run = train(tmp_path / "second", classification(), privacy=privacy)
+        first, run = trained_nothing(tmp_path, classification())
         # An earlier run has used the budget up; this one was asked for nothing and states the sum.
         assert run.stopped
         assert run.privacy.epsilon == first.privacy.epsilon > 0.9
@@ -603,17 +632,17 @@ def test_a_crash_on_a_shared_ledger_counts_what_was_spent_before(tmp_path):
     ledger = tmp_path / "budget.sqlite"
     privacy = {"ledger": str(ledger), "epsilon": 2}
     first = train(tmp_path / "first", classification(), privacy=privacy)
+    raise_budgets(ledger, 20)
     with Ledger(ledger) as opened:
         own = opened.accounts()
-        for found in own:
-            opened.set_budget(found.id, Budget(20, 1e-5))
-        other = opened.account(own[0].client, "other data")
+        opened.declare_block(own[0].client, "July", reason="of other people")
+        other = opened.account(own[0].client, "other data", block="July")
         opened.import_charge(other, PureDP(100.0), source="elsewhere")
     second = crashed(tmp_path / "second", 2, privacy=privacy)
     with Ledger(ledger, read_only=True) as opened:
         wanted = max(opened.statement(found.id).epsilon for found in own)
     assert 100 > wanted > first.privacy.epsilon
-    assert read_run(second).statement.epsilon == wanted  # not what other data has cost
+    assert read_run(second).statement.epsilon == wanted  # not what another block has cost
     said = visible(run_page(read_run(first.folder)))
     assert "holds for every client, as of the end of this run" in said  # the ledger has moved on
 
@@ -939,10 +968,12 @@ def test_nominal_bars_are_hatched_and_guaranteed_ones_are_not(browser, runs):
     assert browser.run(dashes.format("stroke-dasharray")) == "none"
 
 
-def test_a_finished_run_says_that_its_ledger_holds_more_by_now(runs, tmp_path):
-    path = copied(runs["private"], tmp_path / "run")
+def test_a_finished_run_says_that_its_ledger_holds_more_by_now(tmp_path):
+    shared = tmp_path / "budget.sqlite"
+    privacy = {"ledger": str(shared), "epsilon": [1, 2, 4]}
+    path = train(tmp_path / "run", classification(), 1, privacy=privacy).folder
     before = read_run(path)
-    with Ledger(path / "ledger.sqlite") as ledger:
+    with Ledger(shared) as ledger:
         account = ledger.accounts()[0]
         sensitivity = udpfl.Sensitivity(1.0, "l2", 10)
         event = udpfl.PoissonSampled(0.5, udpfl.Release(udpfl.Gaussian(1.0), sensitivity))

@@ -9,6 +9,7 @@ import pytest
 
 import udpfl
 from tests.small import blobs, linear
+from udpfl.accounting.budget import Budget
 from udpfl.errors import InvalidInput, LedgerError
 from udpfl.federation.folder import RunFolder
 from udpfl.ledger.ledger import Ledger
@@ -76,14 +77,26 @@ def test_a_ledger_from_a_backup_is_refused(tmp_path):
         udpfl.run(resume=folder, data=blobs(), model=linear())
 
 
-def test_the_ledger_of_another_run_is_refused(tmp_path):
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_ledger_of_another_run_is_refused(tmp_path, shared):
     (tmp_path / "other").mkdir()
-    folder, other = begun(tmp_path, blobs()), begun(tmp_path / "other", blobs())
-    for name in ("ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm"):
-        (folder / name).unlink(missing_ok=True)
-    shutil.copy(other / "ledger.sqlite", folder / "ledger.sqlite")
+    kept = [tmp_path / place / "run" / "ledger.sqlite" for place in (".", "other")]
+    if shared:
+        kept = [tmp_path / "shared.sqlite", tmp_path / "other" / "shared.sqlite"]
+    own, of_other = [{"ledger": str(path)} if shared else {} for path in kept]
+    folder = begun(tmp_path, blobs(), **own)
+    begun(tmp_path / "other", blobs(), **of_other)
+    with Ledger(kept[1]) as ledger:  # there is room for more, so this is not what it fails for
+        for account in ledger.accounts():
+            ledger.set_budget(account.id, Budget(20.0, 1e-3), reason="a test")
+        before = ledger.head(), ledger.decisions()
+    for end in ("", "-wal", "-shm"):
+        kept[0].with_name(kept[0].name + end).unlink(missing_ok=True)
+    shutil.copy(kept[1], kept[0])
     with pytest.raises(LedgerError, match="another ledger"):
         udpfl.run(resume=folder, data=blobs(), model=linear())
+    with Ledger(kept[0], read_only=True) as ledger:
+        assert (ledger.head(), ledger.decisions()) == before  # nothing is reserved there either
 
 
 def test_a_checkpoint_ends_with_the_last_charge(tmp_path):

@@ -266,12 +266,12 @@ def test_the_same_records_under_another_name_are_found_by_their_fingerprint():
 
 def test_runs_that_share_a_ledger_are_counted_once_each(tmp_path):
     ledger = tmp_path / "shared.sqlite"
-    own = []
+    own, privacy = [], {**PRIVACY, "accountant": "best", "ledger": str(ledger)}
     for number in range(3):
-        own.append(train(f"run-{number}", privacy={**PRIVACY, "ledger": str(ledger)}))
+        own.append(train(f"run-{number}", privacy=privacy))
         with Ledger(ledger) as opened:
             for found in opened.accounts():
-                opened.set_budget(found.id, Budget(100.0, 1e-5))
+                opened.set_budget(found.id, Budget(100.0, 1e-5), reason="more runs")
     runs = [read_run(folder) for folder in own]
     for chosen in (runs[:2], runs):
         expected = gaussian([std_of(run.path, 0) for run in chosen], 1e-5)

@@ -495,18 +495,21 @@ def test_messages_of_several_releases_are_not_amplified(federate):
 
 @pytest.mark.parametrize("late", [False, True])
 def test_only_messages_that_were_mixed_count(federate, monkeypatch, tmp_path, late):
+    class Lowers(Seen):
+        """Sets a budget that is too small once the run has begun."""
+
+        def on_start(self, config, folder):
+            with Ledger(config.privacy.ledger) as ledger:
+                (first,) = ledger.find("client-0")
+                ledger.set_budget(first.id, Budget(1e-3, 1e-3))
+
     shared = {"accounting": "scalar", "ledger": str(tmp_path / "shared.sqlite")}
-    federate(shared, {"rounds": 1})
-    with Ledger(tmp_path / "shared.sqlite") as ledger:
-        (first,) = ledger.find("client-0")
-        ledger.set_budget(first.id, Budget(1e-3, 1e-3))
-        before = len(list(ledger.history()))
     if late:  # the budget is seen to be too small only when the charge is made
         monkeypatch.setattr(Ledger, "would_exceed", lambda *_: False)
-    result, seen = federate(shared, {"rounds": 1})
+    result, seen = federate(shared, {"rounds": 1}, seen=Lowers())
     assert len(seen.messages) == 2
     with Ledger(result.ledger_path, read_only=True) as ledger:
-        new = list(ledger.history())[before:]
+        new = list(ledger.history())
         assert {entry.client for entry in new} == {"client-1", "client-2"}
         for entry in new:
             mixed = entry.event

@@ -312,7 +312,8 @@ def test_a_ledger_that_spoils_the_plan_is_believed_at_once(tmp_path, client):
     shared = {"ledger": str(tmp_path / "shared.sqlite")}
     train(out=tmp_path / "before", rounds=1, privacy=shared)
     with udpfl.Ledger(tmp_path / "shared.sqlite") as ledger:
-        ledger.set_budget(1, Budget(100.0, 1e-5))
+        accounts = [own.id for own in ledger.accounts()]
+        ledger.set_budgets(accounts, Budget(100.0, 1e-5), reason="another run")
         ledger.begin_run("s", randomness="seeded", accounting="vector", description={})
         ledger.commit([Charge(1, "s", 1, (PureDP(0.01),), b"")])
     crashed(tmp_path / "r", privacy=shared)

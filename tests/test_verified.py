@@ -26,13 +26,13 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 LEDGER = ("ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm")
 
 
-def train(folder, rounds=2, clients=3, **privacy):
+def train(folder, rounds=2, clients=3, observers=(), **privacy):
     settings = {
         "out": str(folder), "threads": 1, "data": {"clients": clients},
         "training": {"rounds": rounds},
         "privacy": {"epsilon": 1.0, "delta": 1e-3, "mechanism": "gaussian", **privacy},
     }  # fmt: skip
-    return udpfl.run(settings, data=blobs(), model=linear()).folder
+    return udpfl.run(settings, data=blobs(), model=linear(), observers=observers).folder
 
 
 @pytest.fixture(scope="module")
@@ -312,7 +312,7 @@ def shared_with_backup(tmp_path):
     first = train(tmp_path / "first", epsilon=4.0, ledger=str(shared), rounds=1)
     with Ledger(shared) as ledger:
         for own in ledger.accounts():
-            ledger.set_budget(own.id, udpfl.Budget(20.0, 1e-3))
+            ledger.set_budget(own.id, udpfl.Budget(20.0, 1e-3), reason="more runs")
         ledger._file._db.execute("VACUUM INTO ?", (str(backup),))
     return shared, backup, first
 
@@ -373,9 +373,16 @@ def test_a_mechanism_that_is_not_trusted_is_not_verified(tmp_path, monkeypatch):
 
 
 def test_a_run_in_which_nobody_trained_leaves_no_model(capsys, tmp_path):
-    shared = str(tmp_path / "shared.sqlite")
-    train(tmp_path / "first", rounds=1, ledger=shared)
-    second = train(tmp_path / "second", rounds=1, ledger=shared)
+    class Lowers(udpfl.Observer):
+        """The budget is lowered before the first round."""
+
+        def on_start(self, config, folder):
+            with Ledger(config.privacy.ledger) as ledger:
+                for own in ledger.accounts():
+                    ledger.set_budget(own.id, udpfl.Budget(4.0, 1e-3))
+
+    shared, _, _ = shared_with_backup(tmp_path)
+    second = train(tmp_path / "second", rounds=1, ledger=str(shared), observers=[Lowers()])
     assert not read_run(second).metrics
     assert not (second / "model.safetensors").exists()
     state, reasons, said, page = outcome(capsys, second)
@@ -510,6 +517,21 @@ def test_against_wants_runs_that_say_how_they_ended(capsys, run):
 
 def test_a_statement_up_to_a_charge_leaves_out_what_came_later(run):
     with Ledger(run / "ledger.sqlite", read_only=True) as ledger:
+        own = ledger.accounts()[0].id
+        costs = [
+            ledger.statement(own, up_to=number, fixed_beforehand=True).epsilon
+            for number in (0, 3, 6)
+        ]
+        assert costs[0] == 0 < costs[1] < costs[2] == ledger.statement(own).epsilon
+        # Whoever stops a run has seen its results: from the first charge on the plan counts.
+        planned = [ledger.statement(own, up_to=number).epsilon for number in (0, 3, 6)]
+        assert planned == [0, costs[2], costs[2]]
+
+
+def test_on_a_shared_ledger_a_statement_up_to_a_charge_grows(tmp_path):
+    shared, _, _ = shared_with_backup(tmp_path)
+    train(tmp_path / "second", epsilon=4.0, ledger=str(shared), rounds=1)
+    with Ledger(shared, read_only=True) as ledger:
         own = ledger.accounts()[0].id
         costs = [ledger.statement(own, up_to=number).epsilon for number in (0, 3, 6)]
         assert costs[0] == 0 < costs[1] < costs[2] == ledger.statement(own).epsilon
