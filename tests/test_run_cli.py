@@ -16,9 +16,11 @@ import torch
 from safetensors import safe_open
 
 import udpfl
+from udpfl import federation
 from udpfl.cli import main
 from udpfl.config import Config, load
 from udpfl.errors import InvalidInput
+from udpfl.federation.observers import Observer
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -304,26 +306,63 @@ def test_a_used_up_budget_ends_with_exit_code_1_and_clear_words(capsys, config, 
     assert (code, err) == (0, "")
     assert "site.sqlite (shared between runs)" in out
     code, out, err = command(capsys, "run", config, *shared, "--out", "second", "--json")
+    assert (code, out) == (1, "")
+    assert err.startswith(
+        "udpfl: error: client-0, client-1, client-2: the budget in site.sqlite does not hold this "
+        "run; nothing was trained"
+    )
+    assert err.count("\n") == 1
+    assert not (tmp_path / "second").exists()
+    more = ["budget", "set", "site.sqlite", "client-1", "--epsilon", "40", "--delta", "1e-5"]
+    code, _, err = command(capsys, *more)
+    assert code == 2
+    assert err.startswith("udpfl: error: --reason: is needed where a budget rises: client-1 has ε")
+    code, out, _ = command(capsys, *more, "--reason", "it agreed")
+    assert code == 0
+    assert "client-1: budget ε = 40" in out
+    code, _, err = command(capsys, "run", config, *shared)
+    assert code == 1
+    assert err.startswith("udpfl: error: client-0, client-2: the budget in site.sqlite")
+    skip = ["--set", "privacy.exhausted=skip"]
+    code, out, err = command(capsys, "run", config, *shared, *skip, "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert found["stopped"] is None
+    assert found["privacy"]["epsilon"] > 8
+    code, _, err = command(capsys, "run", config, *shared, "--set", "privacy.exhausted=stop")
+    assert code == 2
+    assert "privacy.exhausted: 'stop' is gone, 'refuse' is its successor" in err
+
+
+class Miser(Observer):
+    """Lowers every budget after the first round, as somebody else may."""
+
+    def on_round(self, row):
+        if row["round"] == 1:
+            with udpfl.Ledger(Path("site.sqlite")) as ledger:
+                ledger.set_budgets([own.id for own in ledger.accounts()], udpfl.Budget(4.0, 1e-5))
+
+
+def test_a_run_that_ends_before_its_last_round_has_exit_code_1(capsys, config, monkeypatch):
+    train = federation.run
+    monkeypatch.setattr(
+        federation,
+        "run",
+        lambda *given, **named: train(*given, **{**named, "observers": [Miser()]}),
+    )
+    shared = ["--set", "privacy.ledger=site.sqlite"]
+    code, out, err = command(capsys, "run", config, *shared, "--out", "r", "--json")
     assert code == 1
     assert err.startswith(
         "udpfl: no client is left to train: client-0, client-1, client-2: the budget"
     )
     assert err.count("\n") == 1
     found = json.loads(out)
-    assert found["accuracy"] is None
     assert "no client is left" in found["stopped"]
-    code, out, _ = command(
-        capsys, "budget", "set", "site.sqlite", "client-1", "--epsilon", "40", "--delta", "1e-5"
-    )
-    assert code == 0
-    assert "client-1: budget ε = 40" in out
-    code, out, err = command(capsys, "run", config, *shared, "--json")
-    assert (code, err) == (0, "")
-    assert json.loads(out)["privacy"]["epsilon"] > 8
-    stop = ["--set", "privacy.exhausted=stop"]
-    code, _, err = command(capsys, "run", config, *shared, *stop)
-    assert code == 1
-    assert err.startswith("udpfl: stopped: client-0, client-2: the budget")
+    assert found["accuracy"] is not None
+    assert 0 < found["privacy"]["epsilon"] <= 4
+    rows = Path("r/metrics.jsonl").read_text().splitlines()
+    assert [json.loads(row)["round"] for row in rows] == [1]
 
 
 def test_the_ledger_of_a_run_folder(capsys, config, tmp_path):
@@ -340,6 +379,9 @@ def test_the_ledger_of_a_run_folder(capsys, config, tmp_path):
         assert 0.97 * epsilon < rows[name]["statement"]["epsilon"] <= epsilon
         assert rows[name]["statement"]["kind"] == "guarantee"
         assert len(rows[name]["runs"]) == 1
+        assert [own["releases"] for own in rows[name]["data"]] == [6]
+        assert len(rows[name]["data"][0]["fingerprint"]) == 32
+        assert (rows[name]["block"], rows[name]["reserved"]) == ("", [])
     code, out, _ = command(capsys, "budget", "show", "r", "--client", "client-1")
     assert code == 0
     assert "client-1" in out
@@ -351,12 +393,16 @@ def test_the_ledger_of_a_run_folder(capsys, config, tmp_path):
     code, out, _ = command(capsys, "budget", "history", "r", "--client", "client-2", "--json")
     assert code == 0
     history = json.loads(out)
-    assert [(row["client"], row["round"], row["count"]) for row in history] == [
+    assert history.keys() == {"charges", "changes"}
+    assert [(row["client"], row["round"], row["count"]) for row in history["charges"]] == [
         ("client-2", 1, 2),
         ("client-2", 2, 2),
         ("client-2", 3, 2),
     ]
-    assert {row["event"]["type"] for row in history} == {"PoissonSampled"}
+    assert {row["event"]["type"] for row in history["charges"]} == {"PoissonSampled"}
+    (budget,) = [row for row in history["changes"] if row["kind"] == "budget"]
+    assert budget["content"] == {"epsilon": 2.0, "delta": 1e-5}
+    assert len({row["account"] for row in history["changes"]}) == 1  # of no other client
     code, out, _ = command(capsys, "budget", "history", "r")
     assert code == 0
     assert "laplace" in out
@@ -461,9 +507,10 @@ def test_budget_show_finds_the_shared_ledger_of_a_run(capsys, config, tmp_path):
     code, out, err = command(capsys, "budget", "show", "first", "--json")
     assert code == 0, err
     assert len(json.loads(out)) == 3
-    code, out, err = command(
-        capsys, "budget", "set", "first", "all", "--epsilon", 50, "--delta", 1e-5
-    )
+    more = ["budget", "set", "first", "all", "--epsilon", 50, "--delta", 1e-5]
+    assert command(capsys, *more)[0] == 2  # not without a reason
+    assert command(capsys, "run", config, *shared, "--out", "second")[0] == 1
+    code, out, err = command(capsys, *more, "--reason", "a second run")
     assert (code, out) == (0, "3 clients: budget ε = 50 at δ = 1e-05\n")
     assert command(capsys, "run", config, *shared, "--out", "second")[0] == 0
 
