@@ -503,7 +503,8 @@ configurations = table(
         mechanism=st.just("none") | one_or_some(text.filter(lambda name: name != "none")),
         epsilon=one_or_some(number), delta=one_or_some(fraction), clip=one_or_some(number),
         accounting=st.sampled_from(["vector", "scalar"]), norm=st.sampled_from(["l1", "linf"]),
-        exhausted=st.just("stop"), randomness=st.sampled_from(["entropy", "seeded"]),
+        exhausted=st.sampled_from(["refuse", "skip", "fit"]),
+        randomness=st.sampled_from(["entropy", "seeded"]),
     ),
     training=joined(either(
         {}, {"schedule": st.sampled_from(["linear", "cosine"]),

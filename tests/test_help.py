@@ -82,7 +82,7 @@ def test_examples_stand_on_one_line_each_in_a_narrow_terminal(path):
 def test_the_examples_use_options_that_exist(path):
     for line in examples(VERBS[path]):
         words = shlex.split(line.partition(" > ")[0].partition(" | ")[0])[1:]
-        called = next(p for n in (2, 1) if (p := tuple(words[:n])) in VERBS)
+        called = next(p for n in (3, 2, 1) if (p := tuple(words[:n])) in VERBS)
         known = {name for option in VERBS[called].params for name in option.opts}
         used = {word.partition("=")[0] for word in words if word.startswith("--")}
         assert used <= known, used - known

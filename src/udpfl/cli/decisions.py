@@ -39,7 +39,7 @@ def set_(
 
     Example:
 
-    udpfl budget set site.sqlite alice --epsilon 3 --delta 1e-5 --reason "ethics vote of 3 May"
+    udpfl budget set site.sqlite alice --epsilon 3 --delta 1e-5 --reason vote-7
     """
     wanted = Budget(epsilon, delta)
     trust_all(trust)
@@ -88,7 +88,7 @@ def add(
 
     Example:
 
-    udpfl budget block add site.sqlite alice 2026-Q3 --disjoint --reason "admitted since July"
+    udpfl budget block add site.sqlite alice Q3 --disjoint --reason "new patients"
     """
     if not disjoint:
         raise InvalidInput(
@@ -122,7 +122,7 @@ def free(
 
     Example:
 
-    udpfl budget free site.sqlite runs/killed --reason "the machine was switched off"
+    udpfl budget free site.sqlite runs/killed --reason "switched off"
     """
     if not reason.strip():
         raise InvalidInput("reason", "must be a text")
