@@ -256,7 +256,10 @@ def test_the_tutorial_runs(tmp_path):
     assert ranking.index("gaussian") > ranking.index("laplace")
     # Two runs of epsilon 1 together cost more than one and less than two, as the text says.
     (second,) = re.findall(r"second run, .*?ε = ([\d.]+)", done.stdout)
-    assert 1 < float(second) < 1.5
+    assert 1 < float(second) <= 1.75
+    assert (
+        "third run: 10 clients (client-0, client-1, …): the budget in budget.sqlite" in done.stdout
+    )
     assert not list(tmp_path.glob("runs"))
 
 
@@ -319,11 +322,18 @@ def test_own_mechanism(here, capsys):
 
 def test_shared_budget(here, capsys):
     runpy.run_path(str(EXAMPLES / "shared_budget.py"), run_name="__main__")
-    rows = re.findall(r"rounds (\d+), .* in all \(ε = ([\d.]+)", capsys.readouterr().out)
-    rounds, spent = [int(r) for r, _ in rows], [float(e) for _, e in rows]
-    assert rounds[:2] == [10, 10]
-    assert rounds[2] < 10
-    assert spent[0] <= 1 < spent[1] <= spent[2] <= 1.5
+    first, second, refused, fitted = capsys.readouterr().out.splitlines()
+    rows = [
+        re.match(r"rounds (\d+), .* in all \(ε = ([\d.]+)", line)
+        for line in (first, second, fitted)
+    ]
+    assert [int(row[1]) for row in rows] == [10, 10, 10]
+    spent = [float(row[2]) for row in rows]
+    assert spent[0] <= 1 < spent[1] < spent[2] <= 1.75
+    assert spent[1] < 2 * spent[0]
+    assert re.match(
+        r"refused: 4 clients .* nothing was trained\. .* of 10 rounds or 10 rounds", refused
+    )
 
 
 def test_the_package_of_plugins(here, monkeypatch):
