@@ -1,7 +1,10 @@
-"""One round of the engine in two versions of this package, side by side.
+"""One round of the engine, or of the ledger, in two versions of this package, side by side.
 
     python benchmarks/versions.py --before REVISION|FOLDER [--rounds 10] [--starts 5]
                                   [--models cnn-small cnn] [--device cpu] [--save FILE]
+
+`charging-10` in place of a model charges ten clients and stores their answers, 100 kB each, on a
+ledger whose budget holds all rounds.
 
 Each version has a process of its own and trains the same workload (that of `training.py`: 10 of 20
 clients, 10 local steps on Poisson samples of 25 MNIST-shaped records), on the same samples. They
@@ -20,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,6 +32,7 @@ from machine import ROOT, described, environment, write
 
 HERE = Path(__file__).resolve()
 BEFORE, NOW = "before", "now"
+CHARGING = "charging-"
 
 
 class Version:
@@ -96,8 +100,50 @@ def checkout(wanted: str) -> Iterator[Path]:
         yield Path(folder)
 
 
-def serve(model: str, device: str) -> None:
+def serve(what: str, device: str) -> None:
     """In a version's process: one round for every line that comes in."""
+    with tempfile.TemporaryDirectory() as folder:
+        clients = what.removeprefix(CHARGING)
+        step = training(what, device) if clients == what else charging(int(clients), Path(folder))
+        for number, _ in enumerate(sys.stdin):
+            began = time.perf_counter()
+            step(number)
+            print(time.perf_counter() - began, flush=True)
+
+
+def charging(clients: int, folder: Path) -> Callable[[int], None]:
+    """Ask whether a round fits, and charge it."""
+    from udpfl import Budget, Gaussian, PoissonSampled, Release, Repeated, Sensitivity
+    from udpfl.ledger.charges import Charge
+    from udpfl.ledger.ledger import Ledger
+
+    release = PoissonSampled(0.05, Release(Gaussian(2.0), Sensitivity(1.0)))
+    ledger = Ledger(folder / "ledger.sqlite")
+    ledger.begin_run("run", randomness="entropy", accounting="vector", description={})
+    accounts = [ledger.account(f"client-{i}", f"{i:032x}") for i in range(clients)]
+    for account in accounts:
+        ledger.set_budget(account, Budget(8.0, 1e-5))
+    plan, new = Repeated(release, 1000), hasattr(ledger, "reserve")
+    if new:
+        ledger.reserve("run", dict.fromkeys(accounts, plan))
+    else:
+        for account in accounts:
+            assert ledger.certify(account, plan)
+    message = bytes(100_000)
+
+    def step(number: int) -> None:
+        if new:
+            assert not ledger.short_of("run", dict.fromkeys(accounts, release))
+        else:
+            assert not any(ledger.would_exceed(own, release) for own in accounts)
+        charges = [Charge(own, "run", number, (release,), message) for own in accounts]
+        ledger.commit(charges, settled=number - 2)
+
+    return step
+
+
+def training(model: str, device: str) -> Callable[[int], None]:
+    """Train a round."""
     import torch
     from workload import CLIP, Workload
 
@@ -129,12 +175,13 @@ def serve(model: str, device: str) -> None:
         memory=2048 << 20, chunk=None, device=where, threads=torch.get_num_threads(),
     )  # fmt: skip
     stream = Keyed(0)  # the same samples in both versions
-    for number, _ in enumerate(sys.stdin):
-        began = time.perf_counter()
+
+    def step(number: int) -> None:
         parameters = start.expand(lanes, -1)
         trained = train_round(own, x, y, parameters, everyone, number, stream, limits)
         float(trained.parameters.sum())  # waits for the device
-        print(time.perf_counter() - began, flush=True)
+
+    return step
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -72,16 +72,19 @@ class Clients:
         stored: dict[str, bytes] = {}
         willing = []
         for site in sites:
-            name = site.participant.name
             again = self._ledger.message(self._run, site.account, request.round)
             if again is not None:
-                stored[name] = again
-                continue
-            event = site.participant.at(request.round).round_event
-            if event is not None and self._ledger.would_exceed(site.account, event, self._run):
-                answers.refused[name] = "the budget does not allow another round"
-                continue
-            willing.append(site)
+                stored[site.participant.name] = again
+            else:
+                willing.append(site)
+        rounds = {site.account: site.participant.at(request.round).round_event for site in willing}
+        events = {account: event for account, event in rounds.items() if event is not None}
+        short = self._ledger.short_of(self._run, events)
+        for site in willing:
+            if site.account in short:
+                refusal = "the budget does not allow another round"
+                answers.refused[site.participant.name] = refusal
+        willing = [site for site in willing if site.account not in short]
         if willing:
             together = len(stored) + len(willing)
             willing = [

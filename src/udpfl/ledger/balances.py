@@ -16,6 +16,7 @@ from udpfl.ledger.file import LedgerFile
 from udpfl.ledger.reservations import Reservations
 from udpfl.ledger.spending import (
     NO_CLAIM,
+    Charged,
     Spending,
     accounted,
     as_event,
@@ -27,6 +28,7 @@ from udpfl.ledger.spending import (
 Demand = Mapping[str, Counter[str]]
 """Run by run, what is going to be released."""
 NOTHING_MORE: Demand = {}
+_NOTHING: Counter[str] = Counter()
 
 _WHOLE_PLAN = (
     "stated with everything that the run was planned to release, whether or not it got there: "
@@ -54,8 +56,12 @@ class Balances:
 
     def charged(self, account: int, run: str | None = None, up_to: int | None = None) -> Spending:
         """What any process charged, in one run or in all; reads new rows only."""
-        key = (account, run, up_to)
-        spending = self._read.setdefault(key, Spending())
+        key, moment = (account, run, up_to), self._file.moment
+        spending = self._read.get(key)
+        if spending is None:
+            spending = self._read[key] = Spending()
+        elif spending.moment is moment:
+            return spending
         # What was taken over before a run's last charge was taken over before the run ended.
         taken = [
             found
@@ -63,26 +69,35 @@ class Balances:
             if up_to is None or found.charges < up_to
         ]
         if taken and taken[-1].id != spending.taken_over:
-            spending = self._read[key] = Spending.from_decision(taken[-1])
-        rows = self._file.rows(  # a charge whose run is gone still counts, and proves nothing
-            "SELECT c.event, sum(c.count), max(r.randomness IS NOT 'entropy'), "
+            before = self._rows(account, 0, run, taken[-1].charges)
+            spending = self._read[key] = Spending.taking_over(taken[-1], before)
+        spending.moment = moment
+        if rows := self._rows(account, spending.last, run, up_to):
+            spending.advance(rows)
+        return spending
+
+    def _rows(self, account: int, after: int, run: str | None, up_to: int | None) -> list[Charged]:
+        found = self._file.rows(  # a charge whose run is gone still counts, and proves nothing
+            "SELECT c.run, c.event, sum(c.count), max(r.randomness IS NOT 'entropy'), "
             f"max(c.run GLOB '{IMPORTED}*'), max(c.note = '{TRUSTED}'), max(c.id) "
             "FROM charges c LEFT JOIN runs r ON r.id = c.run "
             "WHERE c.account = ? AND c.id > ? AND c.run = ifnull(?, c.run) "
-            "AND c.id <= ifnull(?, c.id) GROUP BY c.event",
-            *(account, spending.last, run, up_to),
+            "AND c.id <= ifnull(?, c.id) GROUP BY c.run, c.event",
+            *(account, after, run, up_to),
         )
-        if rows:
-            texts, counts, seeded, imported, trusting, last = zip(*rows, strict=True)
-            totals = Counter(dict(zip(texts, counts, strict=True)))
-            spending.advance(totals, any(seeded), any(imported), any(trusting), max(last))
-        return spending
+        return [Charged(*row) for row in found]
+
+    def charged_in(self, account: int, run: str) -> Counter[str]:
+        """What was charged in one run."""
+        return self.charged(account).by_run.get(run, _NOTHING)
 
     def held(self, account: int, more: Demand = NOTHING_MORE) -> Counter[str]:
         """Everything charged, and what is still reserved, once runs have charged so much more."""
         total = sum(more.values(), self.charged(account).totals)
         for own in self._reservations.held(account):
-            spent = self.charged(account, own.run).totals + more.get(own.run, Counter())
+            spent = self.charged_in(account, own.run)
+            if (totals := more.get(own.run)) is not None:
+                spent = spent + totals
             total = total + (own.totals - spent)
         return total
 

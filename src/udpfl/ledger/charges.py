@@ -9,7 +9,7 @@ from udpfl.accounting.events import Event
 from udpfl.accounting.serial import event_from_json
 from udpfl.errors import InvalidInput, UdpflError
 from udpfl.ledger.accounts import Account
-from udpfl.ledger.chain import chained, end_problems, head_of, missing_rows
+from udpfl.ledger.chain import Head, chained, end_problems, head_of, missing_rows
 from udpfl.ledger.file import LedgerFile, now
 from udpfl.ledger.spending import NO_CLAIM
 
@@ -79,26 +79,36 @@ class Entry:
         return self.run.startswith(IMPORTED)
 
 
-def append_charge(
-    file: LedgerFile,
-    charge: Charge,
-    owner: Account,
-    randomness: str,
-    totals: Mapping[str, int],
-    note: str = "",
-) -> None:
-    """Write the charges of one answer at the end of the chain, inside a transaction."""
-    (number, chain), decided = head_of(file, "charges"), head_of(file, "decisions")
-    who = (owner.id, owner.client, owner.block, charge.run, randomness)
-    for text, count in totals.items():
-        number += 1
-        said = "no privacy claimed" if text == NO_CLAIM else note
-        cost = (charge.round, count, text, said, charge.fingerprint, now(), decided.number)
-        chain = chained(chain, number, *who, *cost, decided.chain)
-        file.write(
-            "INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            *(number, owner.id, charge.run, *cost, chain),
-        )
+class Chain:
+    """The end of the chain of charges, for one transaction."""
+
+    def __init__(self, file: LedgerFile) -> None:
+        self._file = file
+        self._last, self._decided = head_of(file, "charges"), head_of(file, "decisions")
+
+    def append(
+        self, charge: Charge, owner: Account, randomness: str, totals: Mapping[str, int], note: str
+    ) -> None:
+        """Write the charges of one answer."""
+        who = (owner.id, owner.client, owner.block, charge.run, randomness)
+        for text, count in totals.items():
+            number = self._last.number + 1
+            said = "no privacy claimed" if text == NO_CLAIM else note
+            cost = (
+                charge.round,
+                count,
+                text,
+                said,
+                charge.fingerprint,
+                now(),
+                self._decided.number,
+            )
+            chain = chained(self._last.chain, number, *who, *cost, self._decided.chain)
+            self._file.write(
+                "INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                *(number, owner.id, charge.run, *cost, chain),
+            )
+            self._last = Head(number, chain)
 
 
 def entries(file: LedgerFile, account: int | None = None) -> list[Entry]:

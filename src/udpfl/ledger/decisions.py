@@ -53,6 +53,7 @@ class Decisions:
     def __init__(self, file: LedgerFile) -> None:
         self._file = file
         self._rollbacks = file.rollbacks
+        self._moment: object = None
         self._all: list[Decision] = []
         self._of: dict[tuple[Kind, int | None], list[Decision]] = {}
 
@@ -89,6 +90,9 @@ class Decisions:
         return found[-1] if found else None
 
     def _catch_up(self) -> None:
+        if self._moment is (moment := self._file.moment):
+            return
+        self._moment = moment
         if self._rollbacks != self._file.rollbacks:  # what was read may never have been stored
             self._rollbacks, self._all, self._of = self._file.rollbacks, [], {}
         for number, kind, account, content, *said in self._file.rows(

@@ -95,6 +95,7 @@ class LedgerFile:
         self._process = os.getpid()
         self.rollbacks = 0
         """Transactions that were undone: what was read in one of them may not be there."""
+        self._moment: object | None = None
         uri = f"{self.path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
         with self._explained("open"):
             self._db = sqlite3.connect(uri, uri=True, timeout=_WAIT, isolation_level=None)
@@ -212,6 +213,7 @@ class LedgerFile:
     def _transaction(self, kind: str) -> Iterator[None]:
         try:
             self._db.execute(f"BEGIN {kind}")
+            self._moment = object()
             yield
             self._db.execute("COMMIT")
         except BaseException:
@@ -219,6 +221,13 @@ class LedgerFile:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise
+        finally:
+            self._moment = None
+
+    @property
+    def moment(self) -> object:
+        """The same as long as nothing can have changed: within a transaction, until it writes."""
+        return self._moment or object()
 
     def each(self, query: str, *values: Any) -> Iterator[tuple[Any, ...]]:
         """The rows of a query, one at a time."""
@@ -231,6 +240,7 @@ class LedgerFile:
 
     def write(self, statement: str, *values: Any) -> None:
         """Run one statement; only inside `writing`."""
+        self._moment = object()
         self._db.execute(statement, values)
 
     def problems(self) -> Iterator[str]:

@@ -30,9 +30,9 @@ from udpfl.ledger.balances import Balances, Demand
 from udpfl.ledger.chain import head_of
 from udpfl.ledger.charges import (
     IMPORTED,
+    Chain,
     Charge,
     Entry,
-    append_charge,
     chain_problems,
     entries,
     event_problems,
@@ -265,7 +265,17 @@ class Ledger:
         What other runs have reserved counts as spent. What this `run` has reserved is its own.
         """
         self._owner(account)
-        return not self._balances.fits(account, {run: totals_of([event])})
+        with self._file.snapshot():
+            return not self._balances.fits(account, {run: totals_of([event])})
+
+    def short_of(self, run: str, events: Mapping[int, Event]) -> set[int]:
+        """The accounts whose budget does not hold what a run would release next."""
+        with self._file.snapshot():
+            return {
+                account
+                for account, event in events.items()
+                if not self._balances.fits(account, {run: totals_of([event])})
+            }
 
     # Reservations
 
@@ -278,11 +288,12 @@ class Ledger:
         Guarantee: no process can spend what is reserved, and charges within it are never refused.
         """
         wanted = {account: totals_of([event]) for account, event in plans.items()}
-        self._check_room(run, wanted)  # accounting may take a while, and others may still write
+        with self._file.snapshot():  # accounting may take a while, and others may still write
+            self._check_room(run, wanted)
         with self._file.writing():
             self._check_room(run, wanted)
             for account, totals in wanted.items():
-                charged = self._balances.charged(account, run).totals
+                charged = self._balances.charged_in(account, run)
                 known = [own for own in self._reservations.held(account) if own.run == run]
                 if not known or not charged + totals <= known[0].totals:
                     self._reservations.make(account, run, charged + totals)
@@ -320,7 +331,7 @@ class Ledger:
         """What runs have reserved and not spent yet."""
         self._owner(account)
         rests = {
-            own.run: as_event(own.totals - self._balances.charged(account, own.run).totals)
+            own.run: as_event(own.totals - self._balances.charged_in(account, own.run))
             for own in self._reservations.held(account)
         }
         return {run: event for run, event in rests.items() if event is not None}
@@ -399,7 +410,8 @@ class Ledger:
             raise InvalidInput("charges", "a client answers a round of a run only once")
         # Accounting may take a while. The first check does the work while others may still write;
         # the second, which decides, finds it done unless they did.
-        self._check(charges, demand)
+        with self._file.snapshot():
+            self._check(charges, demand)
         with self._file.writing():
             self._check(charges, demand)
             for run in {charge.run for charge in charges}:
@@ -446,9 +458,10 @@ class Ledger:
             if not found:
                 raise InvalidInput("run", f"{run!r} has not begun: call begin_run first")
             randomness[run] = found[0][0]
+        chain = Chain(self._file)
         for charge, totals in priced:
             owner = self._owner(charge.account)
-            append_charge(self._file, charge, owner, randomness[charge.run], totals, charge.note)
+            chain.append(charge, owner, randomness[charge.run], totals, charge.note)
             self._outbox.put(charge)
 
     def import_charge(
@@ -483,7 +496,7 @@ class Ledger:
                 )
             self._check_accountable(account, totals)
             charge = Charge(account, run, 0, (event,), b"", fingerprint=fingerprint)
-            append_charge(self._file, charge, owner, "entropy", totals, said)
+            Chain(self._file).append(charge, owner, "entropy", totals, said)
         return run
 
     def _check_accountable(self, account: int, more: Counter[str]) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from udpfl.ledger.decisions import Decisions
+from udpfl.ledger.decisions import Decision, Decisions
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,8 @@ class Reservations:
 
     def __init__(self, decisions: Decisions) -> None:
         self._decisions = decisions
+        self._known: dict[int, tuple[list[Decision], int, dict[str, Reservation]]] = {}
+        """What was made of the rows of an account: a list that only grows, or is another one."""
 
     def make(self, account: int, run: str, totals: Mapping[str, int]) -> None:
         """Put a reservation on record, inside a transaction."""
@@ -35,15 +37,25 @@ class Reservations:
 
     def of(self, account: int) -> list[Reservation]:
         """Those that were made, whether or not the rest was given back; the last of each run."""
-        made = {
-            found.content["run"]: Reservation(
-                found.content["run"], Counter(found.content["totals"]), found.id
-            )
-            for found in self._decisions.of("reserve", account)
-        }
-        return list(made.values())
+        return list(self._read(account).values())
 
     def held(self, account: int) -> list[Reservation]:
         """Those of which the rest was not given back."""
+        made = self._read(account)
+        if not made:
+            return []
         ended = {f.content["run"]: f.id for f in self._decisions.of("give back", account)}
-        return [own for own in self.of(account) if ended.get(own.run, 0) < own.decision]
+        return [own for own in made.values() if ended.get(own.run, 0) < own.decision]
+
+    def _read(self, account: int) -> dict[str, Reservation]:
+        rows = self._decisions.of("reserve", account)
+        known = self._known.get(account)
+        if known is None or known[0] is not rows or known[1] != len(rows):
+            made = {
+                row.content["run"]: Reservation(
+                    row.content["run"], Counter(row.content["totals"]), row.id
+                )
+                for row in rows
+            }
+            known = self._known[account] = (rows, len(rows), made)
+        return known[2]

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from udpfl.accounting.accountant import account, check_choices
 from udpfl.accounting.budget import Budget
@@ -111,12 +111,28 @@ def check_one_basis(totals: Mapping[str, int]) -> None:
         basis(event)
 
 
+class Charged(NamedTuple):
+    """One kind of release that a run was charged for."""
+
+    run: str
+    event: str
+    times: int
+    seeded: bool
+    imported: bool
+    trusting: bool
+    last: int
+    """The number of the last such charge."""
+
+
 class Spending:
     """One account's totals up to the charge read last, and totals known to fit a budget."""
 
     def __init__(self) -> None:
         self.last = 0
+        self.moment: object = None
+        """When it was read."""
         self.totals: Counter[str] = Counter()
+        self.by_run: dict[str, Counter[str]] = {}
         self.seeded = False
         self.imported = False
         self.trusting = False
@@ -126,24 +142,26 @@ class Spending:
         self._safe: list[tuple[tuple[Budget, Filter | None], Counter[str]]] = []
 
     @classmethod
-    def from_decision(cls, decision: Decision) -> Spending:
-        """What an account begins with that took over another's spending."""
+    def taking_over(cls, decision: Decision, before: Sequence[Charged]) -> Spending:
+        """What an account goes on with that took over others' spending."""
         spending, content = cls(), decision.content
+        spending.advance(before)  # what each run was charged stays its own
         spending.totals = Counter(content["totals"])
         spending.seeded, spending.imported = content["seeded"], content["imported"]
         spending.trusting = content["trusting"]
         spending.last, spending.taken_over = decision.charges, decision.id
         return spending
 
-    def advance(
-        self, totals: Counter[str], seeded: bool, imported: bool, trusting: bool, last: int
-    ) -> None:
-        """Add the charges after `last`. Interrupted halfway, it counts twice, never not at all."""
-        self.totals = self.totals + totals
-        self.seeded = self.seeded or seeded
-        self.imported = self.imported or imported
-        self.trusting = self.trusting or trusting
-        self.last = last
+    def advance(self, rows: Sequence[Charged]) -> None:
+        """Add later charges. Interrupted halfway, it counts twice, never not at all."""
+        for row in rows:
+            more = Counter({row.event: row.times})
+            self.totals = self.totals + more
+            self.by_run[row.run] = self.by_run[row.run] + more if row.run in self.by_run else more
+            self.seeded = self.seeded or bool(row.seeded)
+            self.imported = self.imported or bool(row.imported)
+            self.trusting = self.trusting or bool(row.trusting)
+        self.last = max((row.last for row in rows), default=self.last)
 
     def fits(self, totals: Counter[str], budget: Budget, filter_: Filter | None) -> bool:
         """Whether these totals keep the budget; remembered, so that the next rounds cost nothing.
