@@ -505,7 +505,7 @@ def test_only_messages_that_were_mixed_count(federate, monkeypatch, tmp_path, la
 
     shared = {"accounting": "scalar", "ledger": str(tmp_path / "shared.sqlite")}
     if late:  # the budget is seen to be too small only when the charge is made
-        monkeypatch.setattr(Ledger, "would_exceed", lambda *_: False)
+        monkeypatch.setattr(Ledger, "short_of", lambda *_: set())
     result, seen = federate(shared, {"rounds": 1}, seen=Lowers())
     assert len(seen.messages) == 2
     with Ledger(result.ledger_path, read_only=True) as ledger:
@@ -515,6 +515,25 @@ def test_only_messages_that_were_mixed_count(federate, monkeypatch, tmp_path, la
             mixed = entry.event
             assert not isinstance(mixed, Shuffled) if late else mixed.clients == 2
         assert ledger.verify() == []
+
+
+def test_clients_that_are_left_out_are_not_counted_among_the_mixed(federate, tmp_path):
+    """What the others reserve is what they are charged, so it fits a budget with no room beside."""
+    path = tmp_path / "shared.sqlite"
+    shared = {"accounting": "scalar", "ledger": str(path), "exhausted": "skip"}
+    federate(shared)
+    with Ledger(path) as ledger:
+        for own in ledger.accounts():
+            twice = Repeated(ledger.spent(own.id), 2)
+            enough = ledger.filter(own.id).epsilon(twice, 1e-3) * 1.01
+            ledger.set_budget(own.id, Budget(enough if own.id > 1 else enough / 4, 1e-3))
+        before = len(list(ledger.history()))
+    result, _ = federate(shared)
+    assert [row["participants"] for row in result.metrics] == [2, 2]
+    with Ledger(path, read_only=True) as ledger:
+        new = list(ledger.history())[before:]
+    assert {entry.client for entry in new} == {"client-1", "client-2"}
+    assert {entry.event.clients for entry in new} == {2}
 
 
 def test_randomised_response_is_exact_for_large_epsilon():

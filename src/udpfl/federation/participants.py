@@ -264,7 +264,7 @@ def participants(
     try:
         if noise := own_noise(config, algorithm, sizes):
             return _prescribed(config.privacy, noise, plain, dimension)
-        return _calibrated(config, config.privacy, plain, dimension, algorithm, pasts)
+        return _calibrated(config, config.privacy, plain, schedule, dimension, algorithm, pasts)
     except InvalidInput as error:  # under the configuration key that the value came from
         if "." in error.parameter:
             raise
@@ -276,6 +276,7 @@ def _calibrated(
     config: Config,
     privacy: PrivacyConfig,
     plain: Sequence[Participant],
+    schedule: Sequence[Sequence[int]],
     dimension: int,
     algorithm: Algorithm,
     pasts: Mapping[str, Past],
@@ -308,6 +309,10 @@ def _calibrated(
     spendable = [
         _spendable(pasts.get(own.name), epsilons[i], deltas[i]) for i, own in enumerate(plain)
     ]
+    fewest: dict[int, int] = {}
+    for chosen in schedule:
+        for i in chosen:
+            fewest[i] = min(len(chosen), fewest.get(i, len(chosen)))
     settings = {
         own.name: Setting(
             spendable[i].epsilon,
@@ -325,7 +330,7 @@ def _calibrated(
             if factors
             else (),
             (*_counts(own, counts[own.name]), *_history(pasts.get(own.name))),
-            _mixed_among(config, privacy, own),
+            _mixed_among(config, privacy, own, fewest[i]),
         )
         for i, own in enumerate(plain)
         if own.rounds  # who is never picked releases nothing
@@ -430,8 +435,10 @@ def _counts(own: Participant, count: Release | None) -> tuple[Event, ...]:
     return () if count is None else (Repeated(PoissonSampled(own.rate, count), own.rounds),)
 
 
-def _mixed_among(config: Config, privacy: PrivacyConfig, own: Participant) -> int:
+def _mixed_among(config: Config, privacy: PrivacyConfig, own: Participant, fewest: int) -> int:
     """The messages that the paper's lemma counts in a round; 0 where it is not used.
+
+    As many as are asked in the smallest of the client's rounds: some may be left out of the run.
 
     It is about messages of one release each. For several local steps it would be a lemma on their
     sum, which no event here stands for: nothing is amplified then.
@@ -439,7 +446,7 @@ def _mixed_among(config: Config, privacy: PrivacyConfig, own: Participant) -> in
     releases = _per_round(privacy, own) + (privacy.clip_quantile is not None)
     if not config.training.shuffle or privacy.accounting == "vector" or releases > 1:
         return 0
-    return config.training.clients_per_round or config.data.clients
+    return fewest
 
 
 def _mechanism(name: str) -> str | Mechanism:
