@@ -292,6 +292,35 @@ def test_what_is_given_back_can_be_spent_by_others(path, ledger):
     ledger.reserve("first", {bob: Repeated(TENTH, 10)})
 
 
+def test_a_run_may_reserve_again_what_it_gave_back(ledger):
+    alice = ledger.account("alice", "aa")
+    ledger.set_budget(alice, Budget(1.05, 0.0))
+    ledger.reserve("first", {alice: Repeated(TENTH, 10)})
+    ledger.give_back("first")
+    ledger.reserve("first", {alice: Repeated(TENTH, 8)})
+    with pytest.raises(BudgetExceeded):
+        ledger.reserve("second", {alice: Repeated(TENTH, 3)})
+
+
+def test_two_processes_that_reserve_at_once_do_not_both_get_it(path, ledger, monkeypatch):
+    """The second one reserves while the first one is between its look and its lock."""
+    alice = ledger.account("alice", "aa")
+    ledger.set_budget(alice, Budget(1.05, 0.0))
+    looked = Ledger._check_room
+
+    def meanwhile(self, run, wanted):
+        looked(self, run, wanted)
+        if run == "first":
+            monkeypatch.setattr(Ledger, "_check_room", looked)
+            with Ledger(path) as other:
+                other.reserve("second", {alice: Repeated(TENTH, 6)})
+
+    monkeypatch.setattr(Ledger, "_check_room", meanwhile)
+    with pytest.raises(BudgetExceeded):
+        ledger.reserve("first", {alice: Repeated(TENTH, 6)})
+    assert list(ledger.reserved(alice)) == ["second"]
+
+
 def test_a_run_reserves_once_however_often_it_is_resumed(ledger):
     alice = ledger.account("alice", "aa")
     ledger.set_budget(alice, Budget(1.05, 0.0))
