@@ -180,6 +180,14 @@ def test_what_was_undone_is_not_remembered(ledger):
     assert ledger.budget(alice) == Budget(0.2, 1e-5)
 
 
+def test_what_a_transaction_has_written_it_reads(ledger):
+    alice = ledger.account("alice", "aa")
+    with ledger._file.writing():
+        for epsilon in (2.0, 1.0):
+            ledger._accounts.set_budget(alice, Budget(epsilon, 1e-5), "", None)
+            assert ledger.budget(alice) == Budget(epsilon, 1e-5)
+
+
 # One run or many
 
 
