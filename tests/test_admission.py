@@ -360,19 +360,18 @@ def test_a_resumed_run_goes_on_with_what_it_reserved(tmp_path):
 
 def test_another_division_takes_over_the_largest_spending(tmp_path):
     budgets = {"epsilon": 6.0}
-    run(tmp_path, "first", privacy={"epsilon": 6.0})
+    run(tmp_path, "first", privacy=budgets)
     with opened(tmp_path) as ledger:
+        ledger.import_charge(1, Repeated(PureDP(0.01), 2), source="elsewhere")
         for own in (1, 2, 3):
             ledger.set_budget(own, Budget(12.0, 1e-5), reason="a vote")
     second = run(tmp_path, "second", seed=1, privacy=budgets)
-    for statement in second.clients.values():
+    for name, statement in second.clients.items():
         assert statement.epsilon > 6.0
-        assert any("may have been at other clients" in note for note in statement.notes) or (
-            statement == second.clients["client-0"]
-        )
+        moved = any("may have been at other clients" in note for note in statement.notes)
+        assert moved == (name != "client-0")
     with opened(tmp_path) as ledger:
-        assert [sum(own.count for own in ledger.spent(a).events) for a in (1, 2, 3)] == [6, 6, 6]
-        assert len(ledger.decisions()) < 60
+        assert [sum(own.count for own in ledger.spent(a).events) for a in (1, 2, 3)] == [8, 8, 8]
     with pytest.raises(LedgerError, match="client-2, which may have held them, is not here"):
         run(tmp_path, "third", clients=2, privacy=budgets)
 

@@ -819,7 +819,7 @@ def test_a_client_without_budget_left_does_not_train(tmp_path, monkeypatch):
     assert [message.client for message in answers.messages] == ["site-1"]
     assert counts == {"site-0": 2, "site-1": 4}
     # Another process spends the last of it after this one has looked.
-    monkeypatch.setattr(Ledger, "would_exceed", lambda *_: False)
+    monkeypatch.setattr(Ledger, "short_of", lambda *_: set())
     answers, counts = answers_alone(path, 3, [0, 1])
     assert answers.refused.keys() == {"site-0"}
     assert "no update was released" in answers.refused["site-0"]
