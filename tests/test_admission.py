@@ -378,6 +378,9 @@ def test_another_division_takes_over_the_largest_spending(tmp_path):
 
 def test_clients_that_pay_unlike_are_refused_after_a_move(tmp_path):
     run(tmp_path, "first", privacy={"epsilon": [2.0, 2.0, 2.0]})
+    with opened(tmp_path) as ledger:
+        for own in (1, 2, 3):
+            ledger.set_budget(own, Budget(9.0, 1e-5), reason="a vote")
     with pytest.raises(BudgetExceeded, match="all have to have the same plan"):
         run(tmp_path, "second", seed=1, privacy={"epsilon": [0.5, 1.0, 2.0]})
 
@@ -418,3 +421,25 @@ def test_pace_and_adaptive_clip_fix_their_privacy_parameters_beforehand(tmp_path
     assert len(reserved) == 1
     assert reserved[0].charges == 0
     assert charged == reserved[0].content["totals"]
+
+
+def test_an_account_that_was_opened_without_a_budget_gets_the_runs(tmp_path):
+    """Its orders are planned for that budget, and so is the noise."""
+    parts = [blobs(seed) for seed in range(2)]
+    with opened(tmp_path) as ledger:
+        alice = ledger.account("client-0", "0" * 32)
+        assert ledger.filter(alice) != Filter.planned(0.5, 1e-5)
+    run(tmp_path, data=parts, clients=2, privacy={"epsilon": 0.5})
+    with opened(tmp_path) as ledger:
+        assert ledger.filter(alice) == Filter.planned(0.5, 1e-5)
+        assert 0.49 < ledger.statement(alice).epsilon <= 0.5
+
+
+def test_clients_that_are_left_out_pay_unlike_after_a_move(tmp_path):
+    run(tmp_path, "first")
+    with opened(tmp_path) as ledger:
+        for own in (1, 2):
+            ledger.set_budget(own, Budget(9.0, 1e-5), reason="a vote")
+    with pytest.raises(BudgetExceeded, match="all have to have the same plan"):
+        run(tmp_path, "second", seed=1, privacy={"exhausted": "skip"})
+    assert not (tmp_path / "second").exists()

@@ -64,21 +64,16 @@ def plan_within(settings: Config, holding: Holding, schedule: Schedule, plan: Pl
             own.name: replace(pasts[own.name], budget=pasts[own.name].budget or own.budget)
             for own in people
         }
+    short = {own.name for own in people if not _fits(own, pasts[own.name])}
+    if short and privacy.exhausted == "refuse":
+        raise BudgetExceeded(_refusal(settings, people, pasts, short, schedule, plan))
+    if short and privacy.exhausted == "fit":
+        people = _with_more_noise(people, pasts, unspent, short, schedule, plan)
+    elif short:
+        people = _without(people, unspent, short, schedule, plan)
     if moved:
         _require_alike(people)
-    short = {own.name for own in people if not _fits(own, pasts[own.name])}
-    if not short:
-        return people
-    if privacy.exhausted == "refuse":
-        raise BudgetExceeded(_refusal(settings, people, pasts, short, schedule, plan))
-    if privacy.exhausted == "fit":
-        return _with_more_noise(people, pasts, unspent, short, schedule, plan)
-    if short == {own.name for own in people if own.rounds}:
-        raise BudgetExceeded(f"no client has enough left for this run: {listed(sorted(short))}")
-    log.warning("without %s: the budget does not hold this run", listed(sorted(short)))
-    numbers = {number for number, own in enumerate(people) if own.name in short}
-    rest = [tuple(client for client in chosen if client not in numbers) for chosen in schedule]
-    return plan(rest, unspent)
+    return people
 
 
 def _read_pasts(
@@ -104,7 +99,9 @@ def _read_pasts(
                 rule = ledger.filter(account)
                 if rule is None:
                     raise LedgerError(f"{path} is the ledger of one run and not for others")
-                pasts[name] = Past(rule, ledger.budget(account), ledger.held(account))
+                budget, held = ledger.budget(account), ledger.held(account)
+                if budget is not None or held is not None:  # else its orders are not fixed yet
+                    pasts[name] = Past(rule, budget, held)
         taken = None
         if holding.is_divided:
             taken = ledger.taken_over(holding.parts, holding.block)
@@ -168,6 +165,21 @@ def _with_more_noise(
         "%s: more noise, so that the run fits what is left of the budget", listed(sorted(short))
     )
     return fitted
+
+
+def _without(
+    people: Sequence[Participant],
+    unspent: Mapping[str, Past],
+    short: set[str],
+    schedule: Schedule,
+    plan: Plan,
+) -> list[Participant]:
+    if short == {own.name for own in people if own.rounds}:
+        raise BudgetExceeded(f"no client has enough left for this run: {listed(sorted(short))}")
+    log.warning("without %s: the budget does not hold this run", listed(sorted(short)))
+    numbers = {number for number, own in enumerate(people) if own.name in short}
+    rest = [tuple(client for client in chosen if client not in numbers) for chosen in schedule]
+    return plan(rest, unspent)
 
 
 def _refusal(

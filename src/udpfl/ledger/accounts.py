@@ -7,7 +7,6 @@ patients of another quarter) get an account of their own, a block, by a statemen
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, get_args
@@ -148,15 +147,6 @@ class Accounts:
         """Under which other accounts exactly this data is known."""
         others = [own for own in self.all() if (own.client, own.block) != (client, block)]
         return [own.name for own in others if fingerprint in self.versions(own.id)]
-
-    def division(self, block: str) -> Mapping[str, str] | None:
-        """Which client held which part of one data set in the last run that divided it."""
-        said = [d for d in self._decisions.of("division", None) if d.content["block"] == block]
-        return said[-1].content["clients"] if said else None
-
-    def divide(self, block: str, clients: Mapping[str, str]) -> None:
-        """Put on record which client holds which part, inside a transaction."""
-        self._decisions.append("division", None, {"block": block, "clients": dict(clients)})
 
     # Budgets, and how spending is added up
 

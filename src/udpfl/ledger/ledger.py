@@ -38,11 +38,11 @@ from udpfl.ledger.charges import (
     event_problems,
 )
 from udpfl.ledger.decisions import Decision, Decisions, decision_problems
+from udpfl.ledger.divisions import Divisions, Takeover
 from udpfl.ledger.file import LedgerFile, now
 from udpfl.ledger.outbox import Outbox
 from udpfl.ledger.reservations import Reservations
 from udpfl.ledger.spending import (
-    Takeover,
     accounted,
     as_event,
     check_one_basis,
@@ -52,12 +52,6 @@ from udpfl.ledger.upgrade import upgrade
 
 _ANY_DELTA = 1e-5
 """To see whether releases can be accounted at all."""
-
-
-_MOVED = (
-    "records of this data set may be at other clients than in earlier runs on this ledger (another "
-    "seed or partition)"
-)
 
 
 class Ledger:
@@ -74,6 +68,7 @@ class Ledger:
         self._accounts = Accounts(self._file, self._decisions)
         self._reservations = Reservations(self._decisions)
         self._balances = Balances(self._file, self._accounts, self._decisions, self._reservations)
+        self._divisions = Divisions(self._accounts, self._decisions, self._balances)
 
     def __enter__(self) -> Self:
         return self
@@ -340,54 +335,20 @@ class Ledger:
 
     def division(self, block: str = "") -> Mapping[str, str] | None:
         """Which client held which part of one data set, in the last run that divided it."""
-        return self._accounts.division(block)
+        return self._divisions.last(block)
 
     def taken_over(self, clients: Mapping[str, str], block: str = "") -> Takeover | None:
-        """What these clients take over if they hold these parts of one data set from now on.
-
-        None where that is how it was divided before. Otherwise records may have moved from any
-        account to any other, so each has to count the largest spending among them as its own,
-        reservations included.
-        """
-        known = self.division(block)
-        if known == dict(clients):
-            return None
-        among = [own for own in self.accounts() if own.block == block]
-        if known is not None:
-            among = [own for own in among if own.client in known or own.client in clients]
-        held = {own: totals for own in among if (totals := self._balances.held(own.id))}
-        if not held:
-            return None
-        if absent := [own.name for own in held if own.client not in clients]:
-            raise LedgerError(f"{_MOVED}, and {absent[0]}, which may have held them, is not here")
-        rules = {self.filter(own.id) for own in held}
-        if len(rules) > 1:
-            raise LedgerError(f"{_MOVED}, and their accounts add up releases in different ways")
-        most: Counter[str] = Counter()
-        for totals in held.values():
-            most |= totals
-        return Takeover(most, rules.pop(), [self._balances.charged(own.id) for own in held])
+        """What these clients take over if they hold these parts of one data set from now on."""
+        return self._divisions.taken_over(clients, block)
 
     def divide(self, clients: Mapping[str, str], block: str = "") -> None:
         """Note which client holds which part of one data set (client: fingerprint).
 
-        Guarantee: afterwards an account's total contains all that was ever charged for any record
-        in it, wherever that record was.
+        Where records may have moved from one account to another, each counts the largest spending
+        among them as its own.
         """
         with self._file.writing():
-            if taken := self.taken_over(clients, block):
-                self._take_over(taken, clients, block)
-            if self.division(block) != dict(clients):
-                self._accounts.divide(block, clients)
-
-    def _take_over(self, taken: Takeover, clients: Mapping[str, str], block: str) -> None:
-        for own in self.accounts():
-            if own.block != block or own.client not in clients:
-                continue
-            if taken.rule and taken.rule != self.filter(own.id):
-                self._decisions.append("orders", own.id, taken.rule.to_dict())
-            if taken.totals != self._balances.held(own.id):
-                self._decisions.append("take over", own.id, taken.to_dict())
+            self._divisions.note(clients, block)
 
     # Charging
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from udpfl.accounting.accountant import account, check_choices
 from udpfl.accounting.budget import Budget
@@ -179,27 +179,3 @@ class Spending:
         others = [pair for pair in self._safe if pair[0] != rule or not pair[1] <= totals]
         self._safe = [*others, (rule, Counter(totals))][-_MOST_CERTIFICATES:]
         return True
-
-
-@dataclass(frozen=True)
-class Takeover:
-    """The largest spending among accounts between which records may have moved."""
-
-    totals: Counter[str]
-    rule: Filter | None
-    """How all of them add it up."""
-    among: list[Spending]
-
-    @property
-    def event(self) -> Event | None:
-        """All of it as one event."""
-        return as_event(self.totals)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, for a decision."""
-        return {
-            "totals": dict(self.totals),
-            "seeded": any(own.seeded for own in self.among),
-            "imported": any(own.imported for own in self.among),
-            "trusting": any(own.trusting for own in self.among),
-        }
