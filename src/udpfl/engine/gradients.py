@@ -186,11 +186,6 @@ class BookKept(Gradients):
                     mask = rows.view(-1, *([1] * (held.dim() - 1)))
                     setattr(use, name, held.masked_fill(mask, 0.0))
 
-    @property
-    def shapes(self) -> tuple[torch.Size, ...]:
-        """What each layer saw of one sample."""
-        return tuple(tap.use.x.shape[1:] for tap in self._taps)
-
     def pieces(self, order: int) -> list[Tensor]:
         found = [self.norms(order)]
         for tap in self._taps:
