@@ -6,7 +6,9 @@ forms. What an operator makes of a form is judged in `places.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -25,15 +27,15 @@ _EXACT = """
     ones ones_like permute relu repeat reshape roll round rsub scalar_tensor scatter select
     select_backward set sign slice slice_backward sort split split_with_sizes sqrt square squeeze
     stack sub sum_to_size t threshold_backward to topk transpose tril triu trunc unbind unfold
-    unsafe_view unsqueeze view where zero zeros zeros_like
+    unsafe_split unsafe_view unsqueeze view where zero zeros zeros_like
 """.split()  # noqa: SIM905
 EXACT = frozenset(_EXACT)
 """Operators that copy, compare, or round a number of one or two others as IEEE 754 says, where they
 are real numbers."""
-PRODUCTS = frozenset(
-    "addbmm addmm addmv baddbmm bmm convolution convolution_backward dot einsum linear matmul mm mv"
-    .split()
-)  # fmt: skip
+_PRODUCTS = """
+    addbmm addmm addmv baddbmm bmm convolution convolution_backward dot einsum linear matmul mm mv
+""".split()  # noqa: SIM905
+PRODUCTS = frozenset(_PRODUCTS)
 """Operators that multiply matrices. If they add up in another order many numbers differ: a few,
 that are tried, show it."""
 _SUMS = """
@@ -45,6 +47,8 @@ _SUMS = """
 """.split()  # noqa: SIM905
 SUMS = frozenset(_SUMS)
 """Operators that add up numbers of one tensor along some of its axes."""
+MIXED = frozenset({"glu", "glu_backward", "logsumexp"})
+"""Operators that compute functions of numbers and change the shape, record by record."""
 OUTSIDE = "outside of torch"
 """In place of an operator: numbers were handed to code that torch knows nothing about."""
 
@@ -53,6 +57,25 @@ _HANDS_OUT = frozenset({
     Tensor.untyped_storage,
 })  # fmt: skip
 _READS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
+class _Here(threading.local):
+    """What every thread has of its own."""
+
+    checks = False
+
+
+_here = _Here()
+
+
+@contextmanager
+def checking() -> Iterator[None]:
+    """Numbers are read to refuse them or not: nothing else that is computed depends on them."""
+    _here.checks = True
+    try:
+        yield
+    finally:
+        _here.checks = False
 
 
 class Form(NamedTuple):
@@ -66,10 +89,12 @@ class Form(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Tensor) -> Form:
-        """The form of a tensor."""
-        return cls(
-            tuple(tensor.shape), tensor.stride(), tensor.is_floating_point(), tensor.is_complex()
+        """The form of a tensor. Where an axis has one entry, its stride means nothing."""
+        shape = tuple(tensor.shape)
+        strides = tuple(
+            own if size > 1 else 0 for own, size in zip(tensor.stride(), shape, strict=True)
         )
+        return cls(shape, strides, tensor.is_floating_point(), tensor.is_complex())
 
 
 class Seen(NamedTuple):
@@ -101,7 +126,7 @@ class Operators(TorchDispatchMode):
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._outside.__exit__(*error)
+        self._outside.__exit__(*error)  # type: ignore[no-untyped-call]
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
@@ -152,6 +177,8 @@ def _name(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
 
 
 def _reads(func: Any, args: tuple[Any, ...]) -> bool:
+    if _here.checks:
+        return False
     if func is torch.ops.aten.index.Tensor:  # places say how many there are, a mask does not
         return any(index.dtype in (torch.bool, torch.uint8) for index in _tensors(args[1]))
     return not _READS.isdisjoint(func.tags)

@@ -10,6 +10,8 @@ matter:
 - it multiplies matrices (`PRODUCTS`): what these do shows in the numbers that are tried;
 - it adds up within a record (`SUMS`): in the memory of all that it reads and gives, one record
   follows the other, so that the ends are those of every record;
+- it does both within a record (`MIXED`): besides, there are no gaps, whole vectors for every
+  thread, and no two threads share a record;
 - anything else: all that it reads and gives has one shape, beside single numbers, and either lies
   without gaps, in one order, in whole vectors for every thread, or is walked row by row, with rows
   within a record that no two threads share.
@@ -20,12 +22,12 @@ at all of them sees no records: constants, positions, weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from math import prod
 from typing import NamedTuple
 
-from udpfl.engine.operators import EXACT, OUTSIDE, PRODUCTS, SUMS, Form, Seen
+from udpfl.engine.operators import EXACT, MIXED, OUTSIDE, PRODUCTS, SUMS, Form, Seen
 
 _VECTORS = 32
 """Numbers that the widest CPUs take at once: two registers of 16."""
@@ -76,20 +78,28 @@ class _Part(NamedTuple):
 
 
 def places_do_not_show(
-    seen: Sequence[Seen], others: Iterable[Sequence[Seen]], threads: int, lanes: int = 1
+    seen: Sequence[Seen], others: Sequence[Sequence[Seen]], threads: int, lanes: int = 1
 ) -> bool:
     """Whether no operator of a pass rounds a record by its place.
 
-    `others` are what ran in passes of other widths; those with other operators tell nothing, and
-    without any that tells something every axis may be one of records. `lanes` is the size of an
-    axis of lanes that comes before that of the records; 1 where the two are one axis.
+    `others` are what ran in passes of other widths. What is the same in all of them sees no records
+    or one of them alone, as where torch.func repeats an operator for every record. If the rest has
+    other operators there nothing is known of it: then every axis may be one of records. `lanes` is
+    the size of an axis of lanes before that of the records; 1 where the two are one axis.
     """
-    names = [own.operator for own in seen]
-    telling = [other for other in others if [own.operator for own in other] == names]
+    own, *rest = ([one for one in ran if not _is_exact(one)] for ran in (seen, *others))
+    common = set(own).intersection(*rest) if rest else set()
+    own, *rest = ([one for one in ran if one not in common] for ran in (own, *rest))
+    names = [one.operator for one in own]
+    telling = [ran for ran in rest if [one.operator for one in ran] == names]
     return all(
-        _is_harmless(own, [other[i] for other in telling], threads, lanes)
-        for i, own in enumerate(seen)
+        _is_harmless(one, [ran[i] for ran in telling], threads, lanes) for i, one in enumerate(own)
     )
+
+
+def _is_exact(own: Seen) -> bool:
+    is_complex = any(form.is_complex for form in (*own.operands, *own.results))
+    return own.operator in EXACT and not is_complex
 
 
 def _is_harmless(own: Seen, elsewhere: Sequence[Seen], threads: int, lanes: int) -> bool:
@@ -104,35 +114,37 @@ def _is_harmless(own: Seen, elsewhere: Sequence[Seen], threads: int, lanes: int)
     parts = [part for part in parts if part.numbers]
     if any(part.form.is_complex for part in parts):
         return False
-    if not rounded or own.operator in EXACT | PRODUCTS:
+    if not rounded or own.operator in PRODUCTS:
         return True
     if own.operator in SUMS:
         # The sum of all numbers is nobody's own.
         is_whole = all(part.varies or part.numbers == 1 for part in rounded)
         return is_whole and all(part.is_by_record(lanes) for part in parts if part.varies)
     several = [part for part in parts if part.varies or part.numbers > 1]
+    if own.operator in MIXED:
+        return all(part.is_dense and _is_whole(part.numbers, threads) for part in several) and all(
+            _has_rows_of_its_own(part, threads, lanes) for part in several
+        )
     if not all(part.varies and part.form.shape == several[0].form.shape for part in several):
         return False  # what is repeated along an axis is not walked like the rest
-    is_dense = all(part.is_dense and part.layout == several[0].layout for part in several)
-    if is_dense:
+    if all(part.is_dense and part.layout == several[0].layout for part in several):
         return _is_whole(several[0].numbers, threads)
-    return _is_walked_by_rows(several, threads, lanes)
-
-
-def _is_walked_by_rows(parts: Sequence[_Part], threads: int, lanes: int) -> bool:
-    """Whether rows within records are walked one after the other, so each has ends of its own.
-
-    torch walks tensors of one shape as if they had as few axes as they can do with. It can do with
-    one if in all of them the numbers lie evenly in the same order: only the very last have an end.
-    """
-    if not all(part.is_by_record(lanes) for part in parts):
+    # torch walks tensors of one shape as if they had as few axes as they can do with. It can do
+    # with one if in all of them the numbers lie evenly, in the same order: then only the very last
+    # ones are an end. Else rows within records are walked, and each has an end of its own.
+    if all(part.is_even and part.axes == several[0].axes for part in several):
         return False
-    if all(part.is_even and part.axes == parts[0].axes for part in parts):
+    return all(_has_rows_of_its_own(part, threads, lanes) for part in several)
+
+
+def _has_rows_of_its_own(part: _Part, threads: int, lanes: int) -> bool:
+    """Whether a record has several numbers, side by side, and no thread begins among them."""
+    if not part.is_by_record(lanes):
         return False
-    numbers, (axis,) = parts[0].numbers, parts[0].varies
-    inner = parts[0].axes[parts[0].axes.index(axis) + 1 :]
-    row, tasks = prod(parts[0].form.shape[i] for i in inner), _tasks(numbers, threads)
-    return bool(inner) and (tasks == 1 or -(-numbers // tasks) % row == 0)
+    (axis,) = part.varies
+    record = prod(part.form.shape[i] for i in part.axes[part.axes.index(axis) + 1 :])
+    tasks = _tasks(part.numbers, threads)
+    return record > 1 and (tasks == 1 or -(-part.numbers // tasks) % record == 0)
 
 
 def _parts(forms: Sequence[Form], elsewhere: Sequence[Sequence[Form]]) -> list[_Part]:
