@@ -84,14 +84,16 @@ def places_do_not_show(
 
     `others` are what ran in passes of other widths. What is the same in all of them sees no records
     or one of them alone, as where torch.func repeats an operator for every record. If the rest has
-    other operators there nothing is known of it: then every axis may be one of records. `lanes` is
-    the size of an axis of lanes before that of the records; 1 where the two are one axis.
+    other operators in all of them nothing is known: then every axis may be one of records. `lanes`
+    is the size of an axis of lanes before that of the records; 1 where the two are one axis.
     """
     own, *rest = ([one for one in ran if not _is_exact(one)] for ran in (seen, *others))
     common = set(own).intersection(*rest) if rest else set()
     own, *rest = ([one for one in ran if one not in common] for ran in (own, *rest))
     names = [one.operator for one in own]
     telling = [ran for ran in rest if [one.operator for one in ran] == names]
+    if not telling:
+        own = [one for one in seen if not _is_exact(one)]
     return all(
         _is_harmless(one, [ran[i] for ran in telling], threads, lanes) for i, one in enumerate(own)
     )
@@ -122,8 +124,11 @@ def _is_harmless(own: Seen, elsewhere: Sequence[Seen], threads: int, lanes: int)
         return is_whole and all(part.is_by_record(lanes) for part in parts if part.varies)
     several = [part for part in parts if part.varies or part.numbers > 1]
     if own.operator in MIXED:
-        return all(part.is_dense and _is_whole(part.numbers, threads) for part in several) and all(
-            _has_rows_of_its_own(part, threads, lanes) for part in several
+        return all(
+            part.is_dense
+            and _is_whole(part.numbers, threads)
+            and _numbers_of_a_record(part, threads, lanes)
+            for part in several
         )
     if not all(part.varies and part.form.shape == several[0].form.shape for part in several):
         return False  # what is repeated along an axis is not walked like the rest
@@ -134,17 +139,20 @@ def _is_harmless(own: Seen, elsewhere: Sequence[Seen], threads: int, lanes: int)
     # ones are an end. Else rows within records are walked, and each has an end of its own.
     if all(part.is_even and part.axes == several[0].axes for part in several):
         return False
-    return all(_has_rows_of_its_own(part, threads, lanes) for part in several)
+    return all(_numbers_of_a_record(part, threads, lanes) > 1 for part in several)
 
 
-def _has_rows_of_its_own(part: _Part, threads: int, lanes: int) -> bool:
-    """Whether a record has several numbers, side by side, and no thread begins among them."""
+def _numbers_of_a_record(part: _Part, threads: int, lanes: int) -> int:
+    """How many numbers of a record lie side by side; 0 where others do, or where threads part them.
+
+    Threads get equal shares, whatever lies in them.
+    """
     if not part.is_by_record(lanes):
-        return False
+        return 0
     (axis,) = part.varies
     record = prod(part.form.shape[i] for i in part.axes[part.axes.index(axis) + 1 :])
     tasks = _tasks(part.numbers, threads)
-    return record > 1 and (tasks == 1 or -(-part.numbers // tasks) % record == 0)
+    return record if tasks == 1 or -(-part.numbers // tasks) % record == 0 else 0
 
 
 def _parts(forms: Sequence[Form], elsewhere: Sequence[Sequence[Form]]) -> list[_Part]:
