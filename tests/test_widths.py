@@ -400,3 +400,46 @@ def test_so_is_a_count():
     alone = [counted(torch.tensor([row])) for row in range(30)]
     assert counted(torch.arange(30)) == pytest.approx(sum(alone), abs=1e-9)
     assert len({round(own, 6) for own in alone}) > 1
+
+
+class Experts(nn.Module):
+    """Two experts, mixed by a softmax over the stack of them: records come second in it."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.out = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        one, two = self.one(x), self.two(x)
+        gate = torch.stack([one.mean(1), two.mean(1)]).softmax(0).unsqueeze(2)
+        return self.out(gate[0] * one + gate[1] * two)
+
+
+def spectrum(x):
+    return torch.fft.irfft(torch.fft.rfft(x) * torch.fft.rfft(x).conj(), n=x.shape[1])
+
+
+def test_experts_that_are_mixed_by_a_softmax_over_a_stack():
+    x, y = torch.randn(40, 8), torch.arange(40) % 3
+    for net in (Experts(), Changed(spectrum)):
+        widths = LaneModel(net, cross_entropy).widths(x, y, 1, 64, 20.0)
+        assert {widths.fit(count) for count in (2, 20, 33)} == {1}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: torch.exp(torch.tensor(0.5)),
+        lambda x: torch.linspace(0, 1, 8),
+        lambda x: torch.sin(torch.arange(4.0)).repeat(2),
+    ],
+)
+def test_constants_do_not_make_passes_narrow(change):
+    widths = widths_of(change)
+    assert all(n <= widths.fit(n) <= n + 4 for n in range(2, 61))
+
+
+def test_a_width_is_not_compared_with_itself():
+    """Nothing would vary then, so that all would be constants."""
+    widths = widths_of(lambda x: torch.sigmoid(x[:, :1]))
+    assert not {widths.fit(count) for count in range(2, 64)} & {3, 5, 33}
