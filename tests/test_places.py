@@ -70,6 +70,13 @@ def test_nothing_is_known_of_complex_numbers(function):
     assert not is_harmless(function)
 
 
+def test_products_of_complex_numbers_are_not_exact():
+    numbers = [torch.ones(width, 6, dtype=torch.complex64) for width in (32, 3, 33)]
+    for function in (torch.mul, torch.div):
+        seen = [ran(function, own, own) for own in numbers]
+        assert not places_do_not_show(seen[0], seen[1:], 1)
+
+
 def test_complex_constants_are_nobodys():
     assert is_harmless(lambda x: x * (torch.tensor([1j, 2.0]) * 1j).abs().sum(), 31)
 
@@ -89,6 +96,7 @@ def test_what_is_repeated_along_an_axis_is_not_walked_like_the_rest():
     assert not is_harmless(lambda x: torch.pow(x, torch.rand(6)), 32)
     assert not is_harmless(lambda x: torch.pow(x, x[:, :1]), 32)
     assert not is_harmless(lambda x: torch.pow(x, x[:, :1].expand(-1, 6)), 32)
+    assert not is_harmless(lambda x: torch.pow(x, x[:, :1]), 32, (2, 6))
 
 
 def test_rows_with_gaps_lie_within_records():
