@@ -735,6 +735,75 @@ def test_a_training_that_fails_ends_the_round_whatever_the_method_does():
         trained_together(Impatient(ServerStep()), [20])
 
 
+class SlowsDown(FedAvg):
+    """Lowers learning rates and steps by the gradients that it sees, and sends them."""
+
+    name = "slows-down"
+    without_records = "stays"
+
+    def client_step(self, received, state, train):
+        rates, steps = train.learning_rates, train.steps
+
+        def slow(gradient, parameters, lane):
+            for shown in (rates, train.learning_rates, steps, train.steps):
+                shown.add_(gradient.norm().to(shown.dtype))
+            return gradient
+
+        update = local_update(received, train, slow)
+        return {"update": update, "rates": train.learning_rates, "steps": train.steps}, state
+
+
+def test_what_a_method_writes_to_rates_and_steps_reaches_nobody():
+    for size in (20, 0):
+        sent = trained_together(SlowsDown(ServerStep()), [size, 20])
+        assert torch.equal(sent["rates"], torch.full((2,), 0.5))
+        assert torch.equal(sent["steps"], torch.full((2,), 3))
+
+
+SHARED = torch.zeros(1)
+
+
+class SendsTheShared(FedAvg):
+    """Sends a tensor that all its copies write to."""
+
+    name = "sends-the-shared"
+    without_records = "stays"
+
+    def client_step(self, received, state, train):
+        def note(gradient, parameters, lane):
+            SHARED.copy_(gradient.norm())
+            return gradient
+
+        update = local_update(received, train, note)
+        return {"update": update, "norms": SHARED}, state
+
+
+def test_what_was_sent_is_what_is_compared():
+    with pytest.raises(Unsupported, match="depends on gradients that have no noise"):
+        trained_together(SendsTheShared(ServerStep()), [20])
+
+
+class CatchesAll(FedAvg):
+    """Goes on whatever happens in a training."""
+
+    name = "catches-all"
+    without_records = "stays"
+
+    def client_step(self, received, state, train):
+        try:
+            update = local_update(received, train, lambda g, p, lane: g)
+        except:  # noqa: E722
+            update = torch.zeros(len(train.clients), len(received["model"]))
+        return {"update": update}, state
+
+
+def test_clients_take_turns_even_if_a_method_catches_everything():
+    caught = trained_together(CatchesAll(ServerStep()), [20, 20])["update"]
+    plain = trained_together(FedAvg(ServerStep()), [20, 20])["update"]
+    assert torch.allclose(caught, plain, atol=1e-3)
+    assert float(caught.norm(dim=1).min()) > 0.5
+
+
 class Impatient(SendsNothingInstead):
     """Fails at once."""
 

@@ -41,10 +41,14 @@ class LocalTraining(Protocol):
     """
 
     clients: tuple[str, ...]
-    learning_rates: Tensor
-    """[L], this round's."""
-    steps: Tensor
-    """[L] local steps of one call."""
+
+    @property
+    def learning_rates(self) -> Tensor:
+        """[L], this round's: a copy each time."""
+
+    @property
+    def steps(self) -> Tensor:
+        """[L] local steps of one call: a copy each time."""
 
     def __call__(
         self, start: Tensor, correct: Correct | None = None, state: Mapping[str, Tensor] = ...

@@ -63,8 +63,6 @@ class Bench:
         self._losses: dict[int, Tensor] = {}
         self.bytes_per_sample = 0
         """Memory that a sample took in the last batch by the layer rules."""
-        self.shapes: tuple[torch.Size, ...] | None = None
-        """What each layer saw of one sample there."""
 
     def compute_alone(self, which: Iterable[Sequence[int]]) -> None:
         """The gradients of some rows of each lane, each in a batch of one, by plain autograd."""
@@ -98,7 +96,7 @@ class Bench:
             found = self.model.gradients(self._lanes[: len(batch)], x, y, real)
             if not isinstance(found, BookKept):
                 return found.written_out()[..., self._places]
-        self.bytes_per_sample, self.shapes = found.bytes_per_sample(), found.shapes
+        self.bytes_per_sample = found.bytes_per_sample()
         layout, few = self.model.layout, max(1, _AT_ONCE // self.model.layout.dimension)
         starts = range(0, real.numel(), few)
         rows = [_rows(found, slice(i, i + few), layout)[:, self._places] for i in starts]

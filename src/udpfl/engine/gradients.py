@@ -36,14 +36,15 @@ class Layout:
         """Views of a [..., dimension] tensor by parameter name."""
         parts = flat.split(self.sizes, dim=-1)
         return {
-            name: part.view(*flat.shape[:-1], *shape)
+            name: part.view(flat.shape[:-1] + shape)
             for name, part, shape in zip(self.names, parts, self.shapes, strict=True)
         }
 
     def flat(self, named: dict[str, Tensor]) -> Tensor:
         """The inverse of `named`."""
         lead = named[self.names[0]].dim() - len(self.shapes[0])
-        return torch.cat([named[name].flatten(lead) for name in self.names], dim=-1)
+        parts = [named[name] for name in self.names]
+        return torch.cat([part.reshape(*part.shape[:lead], -1) for part in parts], dim=-1)
 
 
 class Gradients(ABC):
@@ -185,11 +186,6 @@ class BookKept(Gradients):
                     # 0 * inf would come back as not-a-number
                     mask = rows.view(-1, *([1] * (held.dim() - 1)))
                     setattr(use, name, held.masked_fill(mask, 0.0))
-
-    @property
-    def shapes(self) -> tuple[torch.Size, ...]:
-        """What each layer saw of one sample."""
-        return tuple(tap.use.x.shape[1:] for tap in self._taps)
 
     def pieces(self, order: int) -> list[Tensor]:
         found = [self.norms(order)]

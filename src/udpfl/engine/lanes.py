@@ -20,10 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from udpfl.engine.generators import restored
 from udpfl.engine.gradients import BookKept, Gradients, Layout, Tap, WrittenOut
 from udpfl.engine.layers import RULES, Rule, Use
 from udpfl.engine.memory import first_line
 from udpfl.engine.modes import DROPOUT, drop_nothing, evaluating
+from udpfl.engine.operators import Operators, Seen
 from udpfl.engine.trial import tried
 from udpfl.engine.widths import Widths, random_records
 from udpfl.errors import Unsupported
@@ -99,8 +101,10 @@ class LaneModel:
         self._still: LaneModel | None = None
         """A copy without dropout, to try widths with."""
         self._public: tuple[Tensor, Tensor] | None = None
-        self._shapes: tuple[torch.Size, ...] | None = None
-        """What each layer sees of one sample, whatever the records are."""
+        self.reads = False
+        """Whether numbers of records may decide on what is computed, as trials of widths showed."""
+        self._expected: dict[torch.Size, list[Seen]] = {}
+        """What a pass computes for so many lanes and samples, whatever the records are."""
         uncovered = _uncovered(self._model)
         self.why_alone: str | None = f"no rule for {', '.join(uncovered)}" if uncovered else None
         """Why every record is computed alone, if so; `check` decides."""
@@ -210,17 +214,32 @@ class LaneModel:
                 self._still = self.copied(
                     torch.float32, why_alone=self.why_alone, lanes_apart=self.lanes_apart
                 )
-            records = self._public or random_records(inputs, targets)
-            self._widths[key] = Widths(self._still, records, lanes, most, expected, order)
+            self._public = self._public or random_records(inputs, targets)
+            self._widths[key] = Widths(self._still, self._public, lanes, most, expected, order)
         return self._widths[key]
 
     def gradients(
         self, parameters: Tensor, inputs: Tensor, targets: Tensor, real: Tensor
     ) -> Gradients:
         """Per-sample gradients: parameters [L, d], inputs and targets [L, B, ...], real [L, B]."""
-        if not self.book_keeping:
-            return self._by_func(parameters, inputs, targets, real)
-        return self._by_book_keeping(parameters, inputs, targets, real)
+        by = self._by_book_keeping if self.book_keeping else self._by_func
+        if self._still is None or not self._still.reads:
+            return by(parameters, inputs, targets, real)
+        assert self._public is not None
+        if real.shape not in self._expected:
+            x, y = (t[0].expand(*real.shape, *t.shape[1:]).contiguous() for t in self._public)
+            with restored(real.device), Operators() as usual:
+                by(parameters, x, y, real)
+            self._expected[real.shape] = usual.seen
+        with Operators() as operators:
+            found = by(parameters, inputs, targets, real)
+        if operators.seen != self._expected[real.shape]:
+            raise Unsupported(
+                "a pass runs other operators, or on other shapes, than it does for public records: "
+                "the records of a batch decide on it, so each of them changes how all the others "
+                "are rounded"
+            )
+        return found
 
     def _by_book_keeping(
         self, parameters: Tensor, inputs: Tensor, targets: Tensor, real: Tensor
@@ -235,13 +254,7 @@ class LaneModel:
                     f"the loss must give one number per sample, got shape {tuple(loss.shape)}"
                 )
             torch.where(real.flatten(), loss, 0.0).sum().backward()
-        found = BookKept(current.end(), real, self.layout)
-        if self._shapes not in (None, found.shapes):
-            raise Unsupported(
-                "a layer sees another shape than in the trial of the model: the records of a batch "
-                "decide on it, so each of them changes how all the others are rounded"
-            )
-        return found
+        return BookKept(current.end(), real, self.layout)
 
     def _by_func(
         self, parameters: Tensor, inputs: Tensor, targets: Tensor, real: Tensor
@@ -274,7 +287,7 @@ class LaneModel:
         verdict = tried(self, parameters, inputs, targets)
         self._public, self._still, self._widths = (inputs, targets), None, {}
         self.why_alone, self.lanes_apart = verdict.why_alone, verdict.lanes_apart
-        self._shapes = verdict.shapes
+        self._expected = {}
         if self.why_alone is not None:
             log.warning(
                 "per-sample gradients by torch.func, each sample alone (slower, more memory): %s",

@@ -1,61 +1,115 @@
-"""Which operators a pass runs, and on how many numbers.
+"""Which operators a pass runs, on tensors of which form.
 
-On a CPU some functions have two formulas: one for whole vectors of numbers, and one for what is
-left at the end of a tensor. They differ in the last bit of a few percent of all numbers, too few to
-be found by trying some. Then it matters whether a row lies at the end.
+Two passes of the same width do the same arithmetic if they run the same operators on the same
+forms. What an operator makes of a form is judged in `places.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-_VECTORS = 32
-"""Numbers that the widest CPUs take at once: two registers of 16."""
-_SERIAL = 1 << 15
-"""Up to so many numbers torch leaves an operator to one thread."""
 _EXACT = """
-    _reshape_alias _to_copy _unsafe_view abs add alias arange as_strided cat clamp clamp_max
-    clamp_min clone constant_pad_nd contiguous copy detach diagonal div embedding
-    embedding_dense_backward empty empty_like empty_strided eq expand expand_copy fill flip full
-    full_like gather ge gt index index_put index_select le lift_fresh lt masked_fill
+    _reshape_alias _to_copy _unsafe_view abs add alias amax amin arange as_strided cat ceil clamp
+    clamp_max clamp_min clone constant_pad_nd contiguous copy detach diagonal div embedding
+    embedding_dense_backward empty empty_like empty_strided eq expand expand_copy fill flip floor
+    full full_like gather ge gt index index_put index_select le lift_fresh lt masked_fill
     max_pool2d_with_indices max_pool2d_with_indices_backward maximum minimum mul narrow ne neg
     new_empty new_empty_strided new_full new_ones new_zeros nll_loss_backward nll_loss_forward
-    ones ones_like permute relu repeat reshape rsub scalar_tensor scatter select select_backward
-    set slice slice_backward split split_with_sizes sqrt square squeeze stack sub sum_to_size t
-    threshold_backward to transpose unbind unfold unsafe_view unsqueeze view where zero zeros
-    zeros_like
+    ones ones_like permute relu repeat reshape roll round rsub scalar_tensor scatter select
+    select_backward set sign slice slice_backward sort split split_with_sizes sqrt square squeeze
+    stack sub sum_to_size t threshold_backward to topk transpose tril triu trunc unbind unfold
+    unsafe_split unsafe_view unsqueeze view where zero zeros zeros_like
 """.split()  # noqa: SIM905
-"""Operators that copy, compare, or round a number of one or two others as IEEE 754 says."""
-_BY_ROWS = """
+EXACT = frozenset(_EXACT)
+"""Operators that copy, compare, or round a number of one or two others as IEEE 754 says, where they
+are real numbers."""
+_PRODUCTS = """
+    addbmm addmm addmv baddbmm bmm convolution convolution_backward dot einsum linear matmul mm mv
+""".split()  # noqa: SIM905
+PRODUCTS = frozenset(_PRODUCTS)
+"""Operators that multiply matrices. If they add up in another order many numbers differ: a few,
+that are tried, show it."""
+_SUMS = """
     _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _log_softmax _log_softmax_backward_data
-    _softmax _softmax_backward_data addbmm addmm addmv avg_pool2d avg_pool2d_backward baddbmm
-    bmm convolution convolution_backward dot einsum linalg_vector_norm linear matmul mean mm mv
-    native_group_norm native_group_norm_backward native_layer_norm native_layer_norm_backward
-    sum
+    _scaled_dot_product_flash_attention_for_cpu
+    _scaled_dot_product_flash_attention_for_cpu_backward _softmax _softmax_backward_data avg_pool2d
+    avg_pool2d_backward linalg_vector_norm mean native_group_norm native_group_norm_backward
+    native_layer_norm native_layer_norm_backward std sum var var_mean
 """.split()  # noqa: SIM905
-"""Operators that add up. If they do so in another order many numbers differ: a few show it."""
-_HARMLESS = frozenset((*_EXACT, *_BY_ROWS))
+SUMS = frozenset(_SUMS)
+"""Operators that add up numbers of one tensor along some of its axes."""
+MIXED = frozenset({"glu", "glu_backward", "logsumexp"})
+"""Operators that compute functions of numbers and change the shape, record by record."""
+OUTSIDE = "outside of torch"
+"""In place of an operator: numbers were handed to code that torch knows nothing about."""
+
+_HANDS_OUT = frozenset({
+    Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__, Tensor.data_ptr,
+    Tensor.untyped_storage,
+})  # fmt: skip
+_READS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
+class _Here(threading.local):
+    """What every thread has of its own."""
+
+    checks = False
+
+
+_here = _Here()
+
+
+@contextmanager
+def checking() -> Iterator[None]:
+    """Numbers are read to refuse them or not: nothing else that is computed depends on them."""
+    _here.checks = True
+    try:
+        yield
+    finally:
+        _here.checks = False
+
+
+class Form(NamedTuple):
+    """What a tensor is, apart from its numbers."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    is_real: bool = True
+    """Whether it holds floating-point numbers."""
+    is_complex: bool = False
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Form:
+        """The form of a tensor. Where an axis has one entry, its stride means nothing."""
+        shape = tuple(tensor.shape)
+        strides = tuple(
+            own if size > 1 else 0 for own, size in zip(tensor.stride(), shape, strict=True)
+        )
+        return cls(shape, strides, tensor.is_floating_point(), tensor.is_complex())
 
 
 class Seen(NamedTuple):
-    """What one operator gave."""
+    """One operator that ran."""
 
     operator: str
-    shape: tuple[int, ...]
-    is_dense: bool = True
-    """Whether all tensors in it lie in memory without gaps."""
-    is_float: bool = True
-    """Whether it gave numbers that are rounded."""
+    operands: tuple[Form, ...]
+    results: tuple[Form, ...]
+    reads: bool = False
+    """Whether numbers decide on the form of a result, or leave the tensors: whoever knows them may
+    compute something else."""
 
 
 class Operators(TorchDispatchMode):
-    """Notes every operator that runs while it is active, and the shapes of what it gives.
+    """Notes every operator that runs while it is active.
 
     `look` is shown what is not exact: sums, and what operators give that are not known.
     """
@@ -64,35 +118,67 @@ class Operators(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.seen: list[Seen] = []
         self._look = look
+        self._outside = _Outside(self.seen)
+
+    def __enter__(self) -> Operators:
+        super().__enter__()  # type: ignore[no-untyped-call]
+        self._outside.__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._outside.__exit__(*error)  # type: ignore[no-untyped-call]
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        given = func(*args, **(kwargs or {}))
-        name = func._schema.name.removeprefix("aten::").removesuffix("_")  # in place or not
-        if name.startswith("pow") and isinstance(args[1], (int, float)) and args[1] == 2:
-            name = "square"
-        tensors = [t for t in tree_leaves((args, kwargs, given)) if isinstance(t, Tensor)]
-        is_dense = all(t.is_contiguous() for t in tensors)
-        for value in tree_leaves(given):
-            if isinstance(value, Tensor):
-                is_float = value.is_floating_point()
-                self.seen.append(Seen(name, tuple(value.shape), is_dense, is_float))
-                if self._look and is_float and name not in _EXACT:
-                    self._look(value)
+        kwargs = kwargs or {}
+        operands = tuple(Form.of(t) for t in _tensors((args, kwargs)))  # as they were before
+        given = func(*args, **kwargs)
+        results, name = _tensors(given), _name(func, args, kwargs)
+        forms = tuple(Form.of(result) for result in results)
+        self.seen.append(Seen(name, operands, forms, _reads(func, args)))
+        if self._look and name not in EXACT:
+            for result in results:
+                if result.is_floating_point():
+                    self._look(result)
         return given
 
 
-def in_whole_vectors(seen: Iterable[Seen], threads: int) -> bool:
-    """Whether every operator with a second formula for the end of a tensor does without it."""
-    return all(
-        _is_whole(own, threads) for own in seen if own.is_float and own.operator not in _HARMLESS
-    )
+class _Outside(TorchFunctionMode):
+    """Notes where numbers are handed out by other means than operators."""
+
+    def __init__(self, seen: list[Seen]) -> None:
+        super().__init__()
+        self._seen = seen
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        if func in _HANDS_OUT:
+            form = Form.of(args[0])
+            self._seen.append(Seen(OUTSIDE, (form,), (form,), True))
+        return func(*args, **(kwargs or {}))
 
 
-def _is_whole(seen: Seen, threads: int) -> bool:
-    numbers = torch.Size(seen.shape).numel()
-    tasks = min(threads, -(-numbers // _SERIAL)) or 1
-    # What has gaps is walked row by row: no thread may begin within one.
-    row = 1 if seen.is_dense or tasks == 1 else seen.shape[-1]
-    return -(-numbers // tasks) % (_VECTORS * row) == 0
+def _tensors(nested: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(nested) if isinstance(leaf, Tensor)]
+
+
+def _name(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """The operator's name, in place or not; another one where an option changes its arithmetic."""
+    name: str = func._schema.name.removeprefix("aten::").removesuffix("_")
+    if name == "pow" and isinstance(args[1], (int, float)) and args[1] == 2:
+        return "square"
+    alpha = args[2] if name in ("add", "sub", "rsub") and len(args) > 2 else kwargs.get("alpha", 1)
+    if alpha != 1 or kwargs.get("rounding_mode") is not None:
+        return f"{name} with options"
+    return name
+
+
+def _reads(func: Any, args: tuple[Any, ...]) -> bool:
+    if _here.checks:
+        return False
+    if func is torch.ops.aten.index.Tensor:  # places say how many there are, a mask does not
+        return any(index.dtype in (torch.bool, torch.uint8) for index in _tensors(args[1]))
+    return not _READS.isdisjoint(func.tags)

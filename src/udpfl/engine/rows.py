@@ -89,7 +89,8 @@ def rows_from(inputs: Tensor, targets: Tensor) -> Iterator[Rows]:
         by = torch.tensor(_SCALES, device=rows.device).view(-1, *([1] * (rows.dim() - 1)))
         yield Rows(by * torch.where(by.abs() > LARGE, rows.abs() + 1, rows), wanted, _SCALES)
     else:
-        rows = torch.stack([row.roll(i, dims=-1) for i, row in enumerate(rows)])
+        if rows.dim() > 1:
+            rows = torch.stack([row.roll(i, dims=-1) for i, row in enumerate(rows)])
         yield Rows(_shortened(rows), wanted, plain)
     yield Rows(rows, wanted, plain)
 

@@ -64,8 +64,6 @@ class Verdict(NamedTuple):
     lanes_apart: bool
     """Whether lanes have to be computed one by one as well."""
     bytes_per_sample: int
-    shapes: tuple[torch.Size, ...] | None = None
-    """What each layer sees of one sample, where the layer rules are used."""
 
 
 def tried(model: LaneModel, parameters: Tensor, inputs: Tensor, targets: Tensor) -> Verdict:
@@ -90,7 +88,7 @@ def tried(model: LaneModel, parameters: Tensor, inputs: Tensor, targets: Tensor)
             bench = Bench(model.copied(torch.float64), lanes, rows, torch.float64)
             why = _why_not_together(bench) or _why_not_in_float32(model, lanes, rows)
         if why is None:
-            return Verdict(None, False, bench.bytes_per_sample, bench.shapes)
+            return Verdict(None, False, bench.bytes_per_sample)
         apart = _lanes_apart(model, lanes, rows, is_random, why)
         return Verdict(why, apart, 16 * parameters.numel())
 

@@ -11,13 +11,15 @@ public numbers, when a width is wanted for the first time.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from udpfl.engine.operators import Operators, in_whole_vectors
+from udpfl.engine.operators import Operators, Seen
+from udpfl.engine.places import places_do_not_show
 
 if TYPE_CHECKING:
     from udpfl.engine.gradients import Gradients
@@ -32,6 +34,8 @@ _HIDDEN = 16
 """Records to try where the widths of layers are not known."""
 _POOL = 96
 """Records that are made to choose from."""
+_PROBES = (3, 5, 33)
+"""Widths whose shapes say which axes of a tensor depend on the width."""
 
 
 class Widths:
@@ -51,6 +55,7 @@ class Widths:
         weights = _random_weights(model).to(records[0].device)
         self._parameters = weights.expand(lanes, -1).contiguous()
         self._known: dict[int, bool] = {}
+        self._most = most
         self._records = self._chosen_records(*records)
         self.first, self._reference = self._chosen(expected)
         """The width that others have to agree with."""
@@ -60,7 +65,8 @@ class Widths:
         inputs, targets = _pool(inputs, targets, self._lanes)
         found: list[Tensor] = []
         for places in torch.arange(len(inputs), device=inputs.device).split(self._lanes):
-            pieces = self._gradients(inputs[places], targets[places], 1).pieces(self._order)
+            gradients, _ = self._watched(inputs[places], targets[places], 1)
+            pieces = gradients.pieces(self._order)
             sizes = pieces[0].flatten()
             found += places[torch.isfinite(sizes) & (sizes > 0)]  # else nothing would be rounded
             narrowest = min((piece.shape[2] for piece in pieces[1:]), default=1)
@@ -107,12 +113,15 @@ class Widths:
     def _bits(self, width: int) -> list[Tensor] | None:
         """What the gradients of some records are made of; None if that changes with the place."""
         found: list[Tensor] = []
+        usual: list[Seen] | None = None
         for x, y in self._records:
             rows = _Rows(self._lanes, width)
-            with Operators(rows.add) as operators:
-                gradients = self._gradients(x, y, width)
-            on_cpu = x.device.type == "cpu" and width > 1
-            if on_cpu and not in_whole_vectors(operators.seen, torch.get_num_threads()):
+            gradients, seen = self._watched(x, y, width, rows.add)
+            if usual is None and width > 1 and x.device.type == "cpu":
+                if not self._is_by_record(seen, width):
+                    return None
+                usual = seen
+            if usual not in (None, seen):  # a record decides on what is computed
                 return None
             for piece in gradients.pieces(self._order):
                 rows.add(piece)
@@ -121,13 +130,35 @@ class Widths:
             found += rows.first
         return found
 
-    def _gradients(self, inputs: Tensor, targets: Tensor, width: int) -> Gradients:
-        """The gradients of these records, one for each lane, at every place of a pass."""
+    def _is_by_record(self, ran: Sequence[Seen], width: int) -> bool:
+        """Whether none of the operators of a pass rounds a record by its place."""
+        others = [seen for probe, seen in self._probed.items() if probe != width]
+        lanes = 1 if self._model.book_keeping or self._model.lanes_apart else self._lanes
+        return places_do_not_show(ran, others, torch.get_num_threads(), lanes)
+
+    @cached_property
+    def _probed(self) -> dict[int, list[Seen]]:
+        """What runs in passes of some widths."""
+        widths = {min(probe, max(self._most, _PROBES[1])) for probe in _PROBES}
+        return {width: self._watched(*self._records[0], width)[1] for width in widths}
+
+    def _watched(
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        width: int,
+        look: Callable[[Tensor], None] | None = None,
+    ) -> tuple[Gradients, list[Seen]]:
+        """The gradients of these records, one for each lane, at every place of a pass, and what
+        ran. Where numbers are read, other records may have others: passes are to be watched."""
         real = torch.ones(self._lanes, width, dtype=torch.bool, device=inputs.device)
         x, y = (
             t.unsqueeze(1).expand(-1, width, *t.shape[1:]).contiguous() for t in (inputs, targets)
         )
-        return self._model.gradients(self._parameters, x, y, real)
+        with Operators(look) as operators:
+            gradients = self._model.gradients(self._parameters, x, y, real)
+        self._model.reads |= any(own.reads for own in operators.seen)
+        return gradients, operators.seen
 
 
 class _Rows:

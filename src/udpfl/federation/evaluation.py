@@ -52,7 +52,7 @@ def evaluate(
         outputs = model.outputs(parameters, inputs[start : start + _BATCH])
         loss = loss + model.losses(outputs, y).sum().double().cpu()
         if task == "classification":
-            correct = correct + (outputs.argmax(1) == y).sum().cpu()
+            correct = correct + (_predicted(outputs) == y).sum().cpu()
         else:
             gap = (outputs - y).double()
             absolute = absolute + gap.abs().mean(1).sum().cpu()
@@ -61,6 +61,13 @@ def evaluate(
     if task == "classification":
         return Evaluation(float(loss) / n, accuracy=float(correct) / n)
     return Evaluation(float(loss) / n, mae=float(absolute) / n, mse=float(squared) / n)
+
+
+def _predicted(outputs: Tensor) -> Tensor:
+    """The class with the largest score; a score alone is the logit of the second of two."""
+    if outputs[0].numel() == 1:
+        return (outputs.flatten() > 0).long()
+    return outputs.argmax(1)
 
 
 def breakdown(
@@ -81,8 +88,9 @@ def breakdown(
             "mae_by_output": [_plain(float(value)) for value in mae],
             "rmse_by_output": [_plain(float(value)) for value in rmse],
         }
-    width = outputs.shape[1]
-    pairs = targets * width + outputs.argmax(1)
+    predicted = _predicted(outputs)
+    width = max(2, outputs[0].numel())
+    pairs = targets * width + predicted
     counts = torch.bincount(pairs, minlength=classes * width).reshape(classes, width)
     return {"confusion": counts.tolist()}
 

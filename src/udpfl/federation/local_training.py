@@ -154,7 +154,7 @@ class Trainer:
             method = copy.deepcopy(self.algorithm)
             return method.client_step(_copied(request.received), _copied(kept), train)
 
-        tensors, state = answer(training)
+        tensors, state = (_copied(own) for own in answer(training))
         training.require_success()
         for shown in _SHOWN:
             repeated = _Repeated(training, shown)
@@ -197,7 +197,25 @@ def _joined(steps: Sequence[Step]) -> Step:
     )
 
 
-class _Training:
+class _Shown:
+    """What a method may know of a training. What it writes to a tensor reaches nobody."""
+
+    def __init__(self, clients: tuple[str, ...], learning_rates: Tensor, steps: Tensor) -> None:
+        self.clients = clients
+        self._learning_rates, self._steps = learning_rates, steps
+
+    @property
+    def learning_rates(self) -> Tensor:
+        """[L], this round's."""
+        return self._learning_rates.clone()
+
+    @property
+    def steps(self) -> Tensor:
+        """[L] local steps of one call."""
+        return self._steps.clone()
+
+
+class _Training(_Shown):
     """Local training as a method sees it. It notes the events of every call."""
 
     def __init__(
@@ -210,9 +228,11 @@ class _Training:
         self._home, self._round = home, request.round
         device = home.inputs.device
         people = [person.at(request.round) for person in people]
-        self.clients = tuple(person.name for person in people)
-        self.learning_rates = torch.full((len(people),), request.learning_rate, device=device)
-        self.steps = torch.tensor([person.steps for person in people], device=device)
+        super().__init__(
+            tuple(person.name for person in people),
+            torch.full((len(people),), request.learning_rate, device=device),
+            torch.tensor([person.steps for person in people], device=device),
+        )
         self.events: list[list[Event]] = [[] for _ in people]
         # In another unit of length a release costs the same: it is charged as it was planned.
         unit = float(request.received.get(CLIP, torch.ones(())))
@@ -244,7 +264,7 @@ class _Training:
         self._calls = 0
         self._measured: list[tuple[float, float]] = []
         self.returned: list[Tensor] = []
-        self._failed: Exception | None = None
+        self._failed: BaseException | None = None
 
     def __call__(
         self,
@@ -254,7 +274,7 @@ class _Training:
     ) -> Tensor:
         try:
             return self._call(start, correct, state)
-        except Exception as error:
+        except BaseException as error:  # whatever a method does about it
             self._failed = error
             raise
 
@@ -404,15 +424,14 @@ class _Training:
         return sum(fractions) / len(fractions), sum(ratios) / len(ratios)
 
 
-class _Repeated:
+class _Repeated(_Shown):
     """A training that returns what another one did, and shows corrections other gradients.
 
     What a method makes of it is the same if it uses nothing of gradients but what is returned.
     """
 
     def __init__(self, training: _Training, shown: float) -> None:
-        self.clients, self.steps = training.clients, training.steps
-        self.learning_rates = training.learning_rates
+        super().__init__(training.clients, training.learning_rates, training.steps)
         self._returned, self._shown = list(training.returned), shown
         self.failed = False
 
@@ -428,7 +447,7 @@ class _Repeated:
                 for _ in range(int(self.steps.max())):
                     _on_copies(correct)(gradient, start, own)
             return self._returned.pop(0).clone()
-        except Exception:
+        except BaseException:
             self.failed = True
             raise
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from udpfl.engine.layers.rule import Named, Rule, Use, sizes
+from udpfl.engine.operators import checking
 from udpfl.errors import Unsupported
 
 
@@ -26,9 +27,10 @@ class Embedding(Rule):
     def _rows(self, x: Tensor, lanes: int) -> Tensor:
         """Token ids as rows of all lanes' tables, one under the other."""
         rows = self.module.num_embeddings
-        if x.numel() and not 0 <= int(x.min()) <= int(x.max()) < rows:
-            # Beyond its own table lies the table of another client.
-            raise Unsupported(f"a token id lies outside the {rows} rows of the embedding")
+        with checking():
+            if x.numel() and not 0 <= int(x.min()) <= int(x.max()) < rows:
+                # Beyond its own table lies the table of another client.
+                raise Unsupported(f"a token id lies outside the {rows} rows of the embedding")
         offset = torch.arange(lanes, device=x.device) * self.module.num_embeddings
         return x + offset.repeat_interleave(x.shape[0] // lanes).view(-1, *([1] * (x.dim() - 1)))
 
