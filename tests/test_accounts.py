@@ -14,6 +14,7 @@ from udpfl import Budget, Composed, Gaussian, PoissonSampled, PureDP, Release, R
 from udpfl.accounting.filter import Filter
 from udpfl.errors import BudgetExceeded, InvalidInput, LedgerError
 from udpfl.ledger import decisions as decisions_
+from udpfl.ledger import file as ledger_file
 from udpfl.ledger.charges import Charge
 from udpfl.ledger.ledger import Ledger
 
@@ -234,8 +235,10 @@ def test_many_runs_are_added_up_by_orders_fixed_before_the_first_charge(ledger):
     ledger.set_budget(alice, Budget(2.0, 1e-6))
     assert ledger.filter(alice) == (planned := Filter.planned(2.0, 1e-6))
     ledger.commit([charge(alice, 0, Repeated(OTHER, 20))])
-    ledger.set_budget(alice, Budget(8.0, 1e-5), reason="a vote")
-    assert ledger.filter(alice) == planned != Filter.planned(8.0, 1e-5)
+    with pytest.raises(InvalidInput, match="since its first charge"):
+        ledger.set_budget(alice, Budget(8.0, 1e-5), reason="a vote")
+    ledger.set_budget(alice, Budget(8.0, 1e-6), reason="a vote")
+    assert ledger.filter(alice) == planned != Filter.planned(8.0, 1e-6)
     ledger.commit([charge(alice, 0, Repeated(STEP, 5), run="second")])
     stated = ledger.statement(alice, 1e-5)
     both = Composed([Repeated(OTHER, 20), Repeated(STEP, 5)])
@@ -249,6 +252,51 @@ def test_orders_are_fixed_by_a_reservation_as_well(ledger):
     ledger.reserve("first", {alice: Repeated(STEP, 20)})
     ledger.set_budget(alice, Budget(8.0, 1e-5), reason="a vote")
     assert ledger.filter(alice) == Filter.planned(3.0, 1e-5)
+
+
+def test_two_processes_cannot_open_the_same_records_under_two_names(path, ledger, monkeypatch):
+    """The check and the opening are one transaction."""
+    looked = Ledger.require_own_account
+    monkeypatch.setattr(ledger_file, "_WAIT", 0.1)
+    with Ledger(path) as other:
+
+        def meanwhile(self, client, fingerprint, block=""):
+            looked(self, client, fingerprint, block)
+            if self is ledger:
+                with pytest.raises(LedgerError, match="locked"):
+                    other.open_accounts({"east": fingerprint})
+
+        monkeypatch.setattr(Ledger, "require_own_account", meanwhile)
+        ledger.open_accounts({"north": "aa"})
+    monkeypatch.undo()
+    with pytest.raises(InvalidInput, match="is known there as north"):
+        ledger.open_accounts({"south": "bb", "east": "aa"})
+    assert [own.client for own in ledger.accounts()] == ["north"]
+
+
+@pytest.mark.parametrize(
+    ("table", "write"),
+    [
+        ("charges", lambda ledger, own: ledger.commit([charge(own, 0, TENTH)])),
+        ("outbox", lambda ledger, own: ledger.commit([charge(own, 0, TENTH)])),
+        ("decisions", lambda ledger, own: ledger.set_budget(own, Budget(1.0, 1e-5))),
+    ],
+)
+def test_a_trigger_that_swallows_rows_is_found_and_stops_everything(path, ledger, table, write):
+    alice = ledger.account("alice", "aa")
+    with raw(path) as db:
+        body = "BEGIN SELECT RAISE(IGNORE); END"
+        db.execute(f"CREATE TRIGGER quiet BEFORE INSERT ON {table} {body}")
+    assert any("a trigger quiet that the ledger did not make" in p for p in ledger.verify())
+    with pytest.raises(LedgerError, match="did not store a row"):
+        write(ledger, alice)
+    assert ledger.spent(alice) is None
+    assert ledger.message("first", alice, 0) is None
+    with raw(path) as db:
+        db.execute("DROP TRIGGER quiet")
+        db.execute("DROP TRIGGER charges_never_update")
+        db.execute(f"CREATE TRIGGER charges_never_update BEFORE UPDATE ON charges {body}")
+    assert any("charges_never_update is another one" in problem for problem in ledger.verify())
 
 
 # Reservations

@@ -178,15 +178,24 @@ def test_a_higher_budget_trains_again_and_history_tells_why(place, udpfl_):
 
 
 def test_what_would_fit_fits(place, udpfl_):
-    """The refusal's offers are true: so many rounds train, one more does not; the noise does."""
+    """The refusal's offers are true: so many rounds train, and so does so much noise."""
     assert train(udpfl_)[0] == 0
     raised = ("--epsilon", "5.2", "--delta", "1e-5", "--reason", "more rounds")
     assert udpfl_("budget", "set", "site.sqlite", "all", *raised)[0] == 0
     code, _, err = train(udpfl_, "training.rounds=60")
     assert code == 1
-    rounds, noise = re.search(
-        r"(\d+) of 60 rounds or 60 rounds at noise ([\d.]+) would", err
-    ).groups()
+    offered = (
+        r"(\d+) of 60 rounds \(with privacy.epsilon = ([\d.]+)\) or 60 rounds at noise ([\d.]+) "
+    )
+    rounds, epsilon, noise = re.search(offered, err).groups()
+    assert 0 < int(rounds) < 60
+    backup = (place / "site.sqlite").read_bytes()
+    fewer = (f"training.rounds={rounds}", f"privacy.epsilon={epsilon}")
+    assert train(udpfl_, *fewer)[0] == 0
+    assert udpfl_("budget", "verify", "site.sqlite")[0] == 0
+    for end in ("-wal", "-shm"):
+        (place / f"site.sqlite{end}").unlink(missing_ok=True)
+    (place / "site.sqlite").write_bytes(backup)
     with Ledger(place / "site.sqlite") as ledger:
         held = ledger.held(1)
     assert train(udpfl_, "training.rounds=60", "privacy.exhausted=fit", "out=fit")[0] == 0
@@ -198,7 +207,42 @@ def test_what_would_fit_fits(place, udpfl_):
     rule = Filter.planned(4.0, 1e-5)  # fixed when the account was opened, for its first budget
     total = rule.epsilon(Composed([held, Repeated(per_round, 60)]), 1e-5)
     assert 0.99 * 5.2 < total <= 5.2
-    assert 0 < int(rounds) < 60
+
+
+def test_free_frees_the_run_that_is_meant(place, udpfl_):
+    with Ledger(place / "site.sqlite") as ledger:
+        alice = ledger.account("alice", "aa")
+        for run in ("one", "two"):
+            (place / run / "same").mkdir(parents=True)
+            (place / run / "same" / "run.json").write_text(json.dumps({"id": run}))
+            ledger.begin_run(
+                run, randomness="entropy", accounting="vector", description={"folder": "same"}
+            )
+            ledger.reserve(run, {alice: PureDP(0.1)})
+    free = ("budget", "free", "site.sqlite")
+    code, _, err = udpfl_(*free, "elsewhere/same", "--reason", "dead")
+    assert code == 2
+    assert "is the folder of 2 runs: give the run's id" in err
+    assert udpfl_(*free, "two/same", "--reason", "dead")[0] == 0
+    with Ledger(place / "site.sqlite") as ledger:
+        assert list(ledger.reserved(alice)) == ["one"]
+    assert udpfl_(*free, "one", "--reason", "dead")[0] == 0
+
+
+DIVIDED = CONFIG.replace('partition = "column"\nby = "site"', 'partition = "iid"').replace(
+    "[data.options]", '[data.options]\nby = "site"'
+)
+
+
+@pytest.mark.parametrize("order", [(DIVIDED, CONFIG), (CONFIG, DIVIDED)])
+def test_records_get_no_new_budget_by_another_kind_of_partition(place, udpfl_, order):
+    for number, config in enumerate(order):
+        (place / f"{number}.toml").write_text(config)
+    assert train(udpfl_, config="0.toml")[0] == 0
+    code, _, err = train(udpfl_, config="1.toml")
+    assert code == 2
+    assert "records of this data set may be at other clients than in earlier runs" in err
+    assert len(releases(udpfl_)) == 2
 
 
 # Through Python
@@ -443,3 +487,41 @@ def test_clients_that_are_left_out_pay_unlike_after_a_move(tmp_path):
     with pytest.raises(BudgetExceeded, match="all have to have the same plan"):
         run(tmp_path, "second", seed=1, privacy={"exhausted": "skip"})
     assert not (tmp_path / "second").exists()
+
+
+def test_a_list_takes_over_what_a_divided_set_has_spent(tmp_path):
+    inputs, labels = blobs()
+    run(tmp_path, "first")
+    parts = [(inputs[i::3], labels[i::3]) for i in range(3)]
+    with pytest.raises(BudgetExceeded, match="does not hold this run"):
+        run(tmp_path, "second", data=[*parts, (inputs, labels)], clients=4)
+    with pytest.raises(BudgetExceeded, match="no client has enough left"):
+        run(
+            tmp_path, "third", data=[*parts, (inputs, labels)], clients=4,
+            privacy={"exhausted": "skip"},
+        )  # fmt: skip
+
+
+def test_two_clients_with_the_very_same_records_are_refused(tmp_path):
+    with pytest.raises(InvalidInput, match="client-0 and client-1 hold the very same records"):
+        udpfl.run(
+            settings(tmp_path, "run", clients=2), data=[blobs(), blobs()], test=blobs(9),
+            model=nn.Linear(4, 2),
+        )  # fmt: skip
+    assert not (tmp_path / "site.sqlite").exists()
+
+
+def test_an_own_ledger_takes_no_second_plan(tmp_path):
+    """Somebody has seen the results, raises the budget and edits the run's files."""
+    first = run(tmp_path, "own", privacy={"ledger": None, "epsilon": 1.0})
+    with Ledger(first.ledger_path) as ledger:
+        for own in (1, 2, 3):
+            ledger.set_budget(own, Budget(8.0, 1e-5), reason="results were good")
+    people = tmp_path / "own" / "participants.json"
+    people.write_text(people.read_text().replace('"rounds": 3', '"rounds": 12'))
+    config = tmp_path / "own" / "config.toml"
+    config.write_text(config.read_text().replace("rounds = 3", "rounds = 12"))
+    with pytest.raises(LedgerError, match="planned as a whole before it began"):
+        udpfl.run(resume=tmp_path / "own", model=nn.Linear(4, 2), data=blobs())
+    with Ledger(first.ledger_path) as ledger:
+        assert ledger.statement(1).epsilon <= 1.0

@@ -11,6 +11,7 @@ from hashlib import sha256
 import pytest
 
 from udpfl import Budget, Composed, PureDP, Repeated
+from udpfl.accounting.filter import Filter
 from udpfl.accounting.serial import event_to_json
 from udpfl.audit.ledger import audit_ledger
 from udpfl.errors import BudgetExceeded, LedgerError
@@ -55,7 +56,7 @@ ACCOUNTS = [(1, "alice", "aa"), (2, "bob", "bb"), (3, "alice", "cc")]
 CHARGES = [(1, "first", 0, 2), (2, "first", 0, 2), (1, "first", 1, 2), (3, "second", 0, 5)]
 
 
-def written(path, *, spoil=""):
+def written(path, *, spoil="", charges=CHARGES):
     """A file as the former version left it, made with plain SQL."""
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.executescript(FORMER)
@@ -69,7 +70,7 @@ def written(path, *, spoil=""):
                 "INSERT INTO budgets (account, epsilon, delta, set_at) VALUES (?,?,?,?)", row
             )
         chain, owners = "", {number: own for number, *own in ACCOUNTS}
-        for number, (account, run, round_, count) in enumerate(CHARGES, 1):
+        for number, (account, run, round_, count) in enumerate(charges, 1):
             cost = [round_, count, TEXT, "", WHEN]
             line = [chain, number, account, *owners[account], run, "entropy", *cost]
             chain = sha256(json.dumps(line).encode()).hexdigest()
@@ -126,12 +127,30 @@ def test_accounts_merge_by_client_and_nothing_is_forgotten(tmp_path):
         assert sum(d.kind == "upgrade" for d in ledger.decisions()) == 1
 
 
-def test_the_own_ledger_of_a_run_stays_that_of_one_run(tmp_path):
-    path, _ = written(tmp_path / "ledger.sqlite")
+@pytest.mark.parametrize(("charges", "runs"), [(CHARGES[:3], "one"), (CHARGES, "many")])
+def test_the_own_ledger_of_a_run_stays_that_of_one_run(tmp_path, charges, runs):
+    """Unless others were charged to it as well."""
+    path, _ = written(tmp_path / "ledger.sqlite", charges=charges)
     (tmp_path / "run.json").write_text("{}")
     with Ledger(path) as ledger:
-        assert {own.runs for own in ledger.accounts()} == {"one"}
-        assert ledger.filter(2) is None
+        assert {own.runs for own in ledger.accounts()} == {runs}
+        assert (ledger.filter(2) is None) == (runs == "one")
+
+
+def test_orders_of_upgraded_accounts_do_not_depend_on_what_was_set_after_a_charge(tmp_path):
+    path, _ = written(tmp_path / "site.sqlite")
+    with Ledger(path) as ledger:
+        assert ledger.filter(1) == Filter.planned()
+    path, _ = written(tmp_path / "other.sqlite", charges=())
+    with Ledger(path) as ledger:
+        assert ledger.filter(1) == Filter.planned(2.0, 1e-5)
+
+
+def test_of_several_budgets_of_an_account_the_last_one_counts(tmp_path):
+    later = "INSERT INTO budgets (account, epsilon, delta, set_at) VALUES (2, 10.0, 1e-5, 'later')"
+    path, _ = written(tmp_path / "site.sqlite", spoil=later)
+    with Ledger(path) as ledger:
+        assert ledger.budget(2) == Budget(10.0, 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -139,6 +158,7 @@ def test_the_own_ledger_of_a_run_stays_that_of_one_run(tmp_path):
     [
         "UPDATE charges SET count = 1 WHERE id = 3",
         "DELETE FROM charges WHERE id = 2",
+        "DELETE FROM charges WHERE id = 4",
         "UPDATE accounts SET fingerprint = 'dd' WHERE id = 3",
     ],
 )
@@ -159,12 +179,15 @@ def test_a_file_that_is_not_sound_is_left_as_it_is(tmp_path, spoil):
         "UPDATE charges SET fingerprint = 'cc' WHERE id = 1",
         "UPDATE former_accounts SET id = 9 WHERE id = 3",
         "UPDATE charges SET account = 2 WHERE id = 1",
+        "UPDATE charges SET account = 3 WHERE id = 1",
     ],
 )
 def test_what_was_upgraded_is_still_chained(tmp_path, edit):
     path, _ = written(tmp_path / "site.sqlite")
     with Ledger(path) as ledger:
         assert ledger.verify() == []
+        ledger.declare_block("alice", "Q3", reason="others")
+        assert ledger.account("alice", "ff", block="Q3") == 3
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute("DROP TRIGGER charges_never_update")
         db.execute(edit)

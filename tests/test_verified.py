@@ -334,7 +334,9 @@ def test_what_other_runs_charge_later_is_no_contradiction(capsys, tmp_path):
     second = train(tmp_path / "second", epsilon=4.0, ledger=str(shared), rounds=1)
     with Ledger(shared) as ledger:
         for own in ledger.accounts():
-            ledger.set_budget(own.id, udpfl.Budget(9.0, 1e-5))
+            ledger.set_budget(
+                own.id, udpfl.Budget(ledger.budget(own.id).epsilon + 1, 1e-3), reason="more"
+            )
     for folder in (first, second):
         state, reasons, _, page = outcome(capsys, folder)
         assert (state, reasons) == ("verified", "")

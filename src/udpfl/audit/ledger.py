@@ -42,8 +42,7 @@ class AccountAudit:
     """Epsilon as the ledger states it; inf where it claims nothing."""
     least: float
     most: float
-    """What all of it costs at most if it was fixed beforehand; a filter, for runs that follow each
-    other's results, states more. inf where no second upper bound is known."""
+    """inf where no second upper bound is known: by a filter, for one."""
     delta: float
 
     def __str__(self) -> str:
@@ -166,7 +165,10 @@ def _account(
                 for release, times in read(text).items():
                     seen[release] += times * count
         least, most = (math.inf, math.inf) if reason else bounds(seen, at)
-        least = max(least, least_by_filter(seen, at, rows.rule(number)))
+        if (
+            seen and rows.rule(number) and not reason
+        ):  # a filter states more than what is fixed costs
+            least, most = max(least, least_by_filter(seen, at, rows.rule(number))), math.inf
         remarks += (f"client {client}: {remark}" for remark in _not_bounded(seen))
         stated = _stated(ledger, rows, number, at, totals)
     except (UdpflError, ValueError) as error:
@@ -184,7 +186,7 @@ def _account(
             problems.append(f"{said}, but its budget is at δ = {at:g}")
         elif not stated.epsilon >= least * (1 - 1e-6):
             problems.append(f"{said}, which understates it: it is {least:.6g} at least")
-        elif stated.epsilon > most * (1 + 1e-3) and not rows.rule(number):
+        elif stated.epsilon > most * (1 + 1e-3):
             remarks.append(f"{said}, larger than the {most:.6g} that a second accountant needs")
         if budget and stated.epsilon > budget[0]:
             remarks.append(f"{said}, more than its budget ε = {budget[0]:g}")

@@ -153,7 +153,7 @@ def _chain(rows: Rows) -> Iterator[str]:
     for number, account, run, turn, count, event, note, data, when, decided, stored in rows.charges:
         client, block, _ = rows.accounts.get(account, (None, None, None))
         if rows.former and decided == 0:  # written when accounts were of one data set each
-            old = rows.former.get((str(client), data))
+            old = None if block else rows.former.get((str(client), data))
             line = [before, number, old, client, data, run, rows.runs.get(run)]
             line += [turn, count, event, note, when]
         else:

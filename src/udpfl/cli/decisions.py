@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from udpfl.accounting.budget import Budget
 from udpfl.cli.budget import LedgerPath, budget
-from udpfl.cli.ledgers import balance_of, only_account, open_ledger
+from udpfl.cli.ledgers import balance_of, only_account, open_ledger, run_named
 from udpfl.cli.options import Trust, trust_all
 from udpfl.errors import InvalidInput
 
@@ -127,10 +126,7 @@ def free(
     if not reason.strip():
         raise InvalidInput("reason", "must be a text")
     with open_ledger(ledger, read_only=False) as opened:
-        named = [id_ for id_, folder in opened.folders().items() if folder == Path(run).name]
-        freed = sum(
-            opened.give_back(id_, reason=reason, author=by) for id_ in dict.fromkeys([run, *named])
-        )
+        freed = opened.give_back(run_named(opened, run), reason=reason, author=by)
     if not freed:
         raise InvalidInput("run", f"{run!r} has reserved nothing in this ledger")
     typer.echo(f"{run}: what it had reserved is free again for {freed} clients")

@@ -77,6 +77,18 @@ def of_run(folder: Path) -> Path:
     return ledger_of(folder, identity)
 
 
+def run_named(ledger: Ledger, name: str) -> str:
+    """The id of a run, given by itself or by the run's folder."""
+    try:
+        return str(json.loads((Path(name) / "run.json").read_text())["id"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    named = [run for run, folder in ledger.folders().items() if folder == Path(name).name]
+    if len(named) > 1:
+        raise InvalidInput("run", f"{name!r} is the folder of {len(named)} runs: give the run's id")
+    return named[0] if named else name
+
+
 def missing_head(ledger: Ledger, folder: Path) -> str | None:
     """A sentence where the ledger does not hold the charge that a run ended with."""
     from udpfl.report.verification import head_of, stamp_of

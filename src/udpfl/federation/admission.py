@@ -8,12 +8,14 @@ says. Then accounts are opened and the plan is reserved.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from udpfl.accounting.accountant import account
 from udpfl.accounting.budget import rounds_left, would_exceed
-from udpfl.accounting.events import Event
+from udpfl.accounting.events import Event, Repeated
 from udpfl.accounting.filter import Filter
 from udpfl.accounting.serial import event_to_json
 from udpfl.config import Config, PrivacyConfig, per_client
@@ -21,6 +23,7 @@ from udpfl.errors import BudgetExceeded, Infeasible, InvalidInput, LedgerError, 
 from udpfl.federation.folder import RunFolder
 from udpfl.federation.participants import Participant, Past
 from udpfl.federation.rounds import listed
+from udpfl.ledger.divisions import Takeover
 from udpfl.ledger.ledger import Ledger
 
 log = logging.getLogger(__name__)
@@ -36,6 +39,7 @@ class Holding:
 
     names: Sequence[str]
     fingerprints: Sequence[str]
+    sizes: Sequence[int]
     is_divided: bool
     """Whether one data set was divided among them, so that another seed moves records about."""
     block: str = ""
@@ -56,6 +60,7 @@ def plan_within(settings: Config, holding: Holding, schedule: Schedule, plan: Pl
     privacy = settings.privacy
     if not isinstance(privacy, PrivacyConfig) or privacy.ledger is None:
         return plan(schedule, {})
+    _require_apart(holding)
     pasts, moved = _read_pasts(privacy, Path(privacy.ledger), holding)
     unspent = {name: replace(past, held=None) for name, past in pasts.items()}
     people = plan(schedule, unspent)
@@ -94,17 +99,15 @@ def _read_pasts(
         if problems := ledger.verify():
             raise LedgerError(f"the ledger is not sound, nothing is charged to it: {problems[0]}")
         for name, fingerprint in holding.parts.items():
-            _require_own_account(ledger, name, fingerprint, holding.block)
-            if (account := ledger.account_of(name, holding.block)) is not None:
-                rule = ledger.filter(account)
+            ledger.require_own_account(name, fingerprint, holding.block)
+            if (known := ledger.account_of(name, holding.block)) is not None:
+                rule = ledger.filter(known)
                 if rule is None:
                     raise LedgerError(f"{path} is the ledger of one run and not for others")
-                budget, held = ledger.budget(account), ledger.held(account)
+                budget, held = ledger.budget(known), ledger.held(known)
                 if budget is not None or held is not None:  # else its orders are not fixed yet
                     pasts[name] = Past(rule, budget, held)
-        taken = None
-        if holding.is_divided:
-            taken = ledger.taken_over(holding.parts, holding.block)
+        taken = _taken_over(ledger, holding)
     if taken is None:
         return pasts, False
     rule = taken.rule
@@ -112,15 +115,24 @@ def _read_pasts(
     return {name: replace(past, rule=rule, held=taken.event) for name, past in pasts.items()}, True
 
 
-def _require_own_account(ledger: Ledger, name: str, fingerprint: str, block: str) -> None:
-    """Refuse a client whose budget would begin anew."""
-    if known := ledger.other_names(name, fingerprint, block):
-        raise InvalidInput(
-            "privacy.ledger",
-            f"the data of {name} is known there as {known[0]}: its budget cannot begin anew under "
-            "another name",
-        )
-    ledger.require_statement(name, block)
+def _require_apart(holding: Holding) -> None:
+    """Refuse clients that hold the very same records: these would get several budgets."""
+    holders: dict[str, str] = {}
+    for name, fingerprint, size in zip(
+        holding.names, holding.fingerprints, holding.sizes, strict=True
+    ):
+        if size and (other := holders.setdefault(fingerprint, name)) != name:
+            raise InvalidInput("data", f"{other} and {name} hold the very same records")
+
+
+def _taken_over(ledger: Ledger, holding: Holding) -> Takeover | None:
+    """What clients take over where records may have moved.
+
+    Also where the data is not divided now: its records may come out of a set that was.
+    """
+    if not holding.is_divided and ledger.division(holding.block) is None:
+        return None
+    return ledger.taken_over(holding.parts, holding.block)
 
 
 def _require_alike(people: Sequence[Participant]) -> None:
@@ -197,7 +209,9 @@ def _refusal(
     assert past.budget is not None
     assert event is not None
     if not own.factors and (left := rounds_left(past.history, event, past.budget, past.rule)):
-        offers.append(f"{left} of {rounds} rounds")
+        cost = account(Repeated(event, left), past.budget.delta, past.rule).epsilon
+        less = math.floor(1e4 * cost) / 1e4
+        offers.append(f"{left} of {rounds} rounds (with privacy.epsilon = {less:g})")
     try:
         fitted = plan(schedule, {name: pasts[name] for name in pasts if name in short})
         noisier = next(person for person in fitted if person.name == own.name)
@@ -242,9 +256,6 @@ def admit(
     privacy = settings.privacy
     private = isinstance(privacy, PrivacyConfig)
     shared = isinstance(privacy, PrivacyConfig) and privacy.ledger is not None
-    if shared:  # again, since others may have written to it meanwhile
-        for name, fingerprint in holding.parts.items():
-            _require_own_account(ledger, name, fingerprint, holding.block)
     ledger.begin_run(
         run,
         randomness=privacy.randomness if isinstance(privacy, PrivacyConfig) else "entropy",
@@ -256,20 +267,21 @@ def admit(
         },
     )
     guaranteed = claimed and isinstance(privacy, PrivacyConfig) and privacy.accounting == "vector"
-    accounts = [
-        ledger.account(name, fingerprint, block=holding.block, runs="many" if shared else "one")
-        for name, fingerprint in holding.parts.items()
-    ]
-    for person, account in zip(people, accounts, strict=True):
-        if person.budget and guaranteed and ledger.budget(account) is None:
-            ledger.set_budget(account, person.budget)
-    if shared and holding.is_divided:
+    accounts = ledger.open_accounts(
+        holding.parts, block=holding.block, runs="many" if shared else "one"
+    )
+    for person, number in zip(people, accounts, strict=True):
+        if person.budget and guaranteed and ledger.budget(number) is None:
+            ledger.set_budget(number, person.budget)
+    if shared and (holding.is_divided or ledger.division(holding.block) is not None):
+        if _taken_over(ledger, holding) is not None:
+            _require_alike(people)
         ledger.divide(holding.parts, holding.block)
     if private and claimed:
         plans: dict[int, Event] = {}
-        for person, account in zip(people, accounts, strict=True):
-            event = person.rest_event(ledger.rounds_charged(run, account))
+        for person, number in zip(people, accounts, strict=True):
+            event = person.rest_event(ledger.rounds_charged(run, number))
             if event is not None:
-                plans[account] = event
+                plans[number] = event
         ledger.reserve(run, plans)
     return accounts

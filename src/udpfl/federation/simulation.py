@@ -133,6 +133,7 @@ def run(
     holding = Holding(
         client_names(settings, dataset, parts),
         fingerprints,
+        [len(part) for part in parts],
         is_divided(settings, dataset, parts),
         settings.data.block or "",
     )

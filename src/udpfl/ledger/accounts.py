@@ -171,9 +171,16 @@ class Accounts:
                     f"is needed where a budget rises: {owner.name} has ε = {before.epsilon:g} "
                     f"at δ = {before.delta:g}",
                 )
+        is_fixed = owner.runs == "many" and self._is_charged(account)
+        if is_fixed and known and delta != known[-1].delta:
+            raise InvalidInput(
+                "delta",
+                f"is {known[-1].delta:g} for {owner.name} since its first charge: a total over "
+                "runs holds at one delta, which no result may change",
+            )
         content = {"epsilon": epsilon, "delta": delta}
         self._decisions.append("budget", account, content, reason, author)
-        if owner.runs == "many" and not self._is_charged(account):
+        if owner.runs == "many" and not is_fixed:
             planned = Filter.planned(epsilon, delta)
             self._decisions.append("orders", account, planned.to_dict(), author=author)
 

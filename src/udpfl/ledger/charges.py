@@ -104,10 +104,7 @@ class Chain:
                 self._decided.number,
             )
             chain = chained(self._last.chain, number, *who, *cost, self._decided.chain)
-            self._file.write(
-                "INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                *(number, owner.id, charge.run, *cost, chain),
-            )
+            self._file.insert("charges", number, owner.id, charge.run, *cost, chain)
             self._last = Head(number, chain)
 
 
@@ -144,7 +141,9 @@ def chain_problems(file: LedgerFile) -> Iterator[str]:
         content = (account, client, block, run, randomness, *cost, decided, tie)
         if upgraded and not decided:  # as the former format had it
             *released, fingerprint, when = cost
-            content = (old, client, fingerprint, run, randomness, *released, when)
+            # A block is younger than any such charge.
+            content = (old if block == "" else None, client, fingerprint, run, randomness)
+            content = (*content, *released, when)
         if chained(previous, number, *content) != chain:
             yield f"charge {number} was edited, or is not the one that followed the charge before"
         expected, previous = number + 1, chain

@@ -70,9 +70,7 @@ class Decisions:
         number, text = before.number + 1, json.dumps(dict(content), sort_keys=True)
         said = (kind, account, text, reason, author or login_name(), now(), charged.number)
         chain = chained(before.chain, number, *said, charged.chain)
-        self._file.write(
-            "INSERT INTO decisions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", number, *said, chain
-        )
+        self._file.insert("decisions", number, *said, chain)
 
     def all(self) -> list[Decision]:
         """Every row, oldest first."""

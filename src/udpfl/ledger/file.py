@@ -96,6 +96,7 @@ class LedgerFile:
         self.rollbacks = 0
         """Transactions that were undone: what was read in one of them may not be there."""
         self._moment: object | None = None
+        self._is_writing = False
         uri = f"{self.path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
         with self._explained("open"):
             self._db = sqlite3.connect(uri, uri=True, timeout=_WAIT, isolation_level=None)
@@ -199,9 +200,19 @@ class LedgerFile:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """One transaction that no other process writes beside: all of it is stored, or nothing."""
-        with self._explained("write"), self._transaction("IMMEDIATE"):
+        """One transaction that no other process writes beside: all of it is stored, or nothing.
+
+        One within another is a part of it.
+        """
+        if self._is_writing:
             yield
+            return
+        with self._explained("write"), self._transaction("IMMEDIATE"):
+            self._is_writing = True
+            try:
+                yield
+            finally:
+                self._is_writing = False
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
@@ -243,6 +254,13 @@ class LedgerFile:
         self._moment = object()
         self._db.execute(statement, values)
 
+    def insert(self, table: str, *values: Any) -> None:
+        """Add one row; only inside `writing`. A trigger of somebody else's might drop it."""
+        self._moment = object()
+        places = ", ".join("?" * len(values))
+        if self._db.execute(f"INSERT INTO {table} VALUES ({places})", values).rowcount != 1:
+            raise LedgerError(f"{self.path} did not store a row of {table}: it was tampered with")
+
     def problems(self) -> Iterator[str]:
         """What is wrong with the file itself."""
         for (found,) in self.each("PRAGMA integrity_check"):
@@ -250,10 +268,15 @@ class LedgerFile:
                 yield f"damaged file: {found}"
         for table, row, *_ in self.each("PRAGMA foreign_key_check"):
             yield f"{table} row {row} refers to something that is not there"
-        triggers = {name for (name,) in self.each("SELECT name FROM sqlite_master")}
-        for name in _TRIGGERS:
+        query = "SELECT name, sql FROM sqlite_master WHERE type = 'trigger'"
+        triggers = dict(self.each(query))
+        for name, body in _TRIGGERS.items():
             if name not in triggers:
                 yield f"the trigger {name} is missing: the ledger may have been edited"
+            elif triggers[name] != f"CREATE TRIGGER {name} {body}":
+                yield f"the trigger {name} is another one: the ledger may have been edited"
+        for name in triggers.keys() - _TRIGGERS.keys():
+            yield f"there is a trigger {name} that the ledger did not make"
 
 
 def _code(error: BaseException) -> int:

@@ -119,15 +119,33 @@ class Ledger:
         """
         return self._accounts.opened(client, fingerprint, block, runs)
 
+    def open_accounts(
+        self, parts: Mapping[str, str], *, block: str = "", runs: Runs = "many"
+    ) -> list[int]:
+        """The accounts of several clients (client: fingerprint), all or none.
+
+        Refuses records that are known under another name: their budget would begin anew.
+        """
+        with self._file.writing():
+            for client, fingerprint in parts.items() if runs == "many" else ():
+                self.require_own_account(client, fingerprint, block)
+            return [self.account(*own, block=block, runs=runs) for own in parts.items()]
+
+    def require_own_account(self, client: str, fingerprint: str, block: str = "") -> None:
+        """Refuse records that are known under another name, and blocks without a statement."""
+        if known := self.other_names(client, fingerprint, block):
+            raise InvalidInput(
+                "privacy.ledger",
+                f"the data of {client} is known there as {known[0]}: its budget cannot begin anew "
+                "under another name",
+            )
+        self._accounts.require_statement(client, block)
+
     def declare_block(
         self, client: str, block: str, *, reason: str, author: str | None = None
     ) -> None:
         """Put on record that nobody whose record is in this block is in another one."""
         self._accounts.declare_block(client, block, reason, author)
-
-    def require_statement(self, client: str, block: str) -> None:
-        """Refuse a block of which nobody said that its records are of other people."""
-        self._accounts.require_statement(client, block)
 
     def account_of(self, client: str, block: str = "") -> int | None:
         """The account of a client, or of a block of it; None where nobody opened it."""
@@ -297,6 +315,7 @@ class Ledger:
         short = []
         for account, totals in wanted.items():
             self._require_only_run(account, run)
+            self._require_plan(account, run, totals)
             self._balances.require_one_basis(account, {run: totals})
             if not self._balances.fits(account, {run: totals}):
                 short.append(self._owner(account).name)
@@ -398,6 +417,18 @@ class Ledger:
                     f"client {self._owner(account).name}: its releases would come to "
                     f"ε = {shown(accounted(total, budget.delta, rule).epsilon)}, more than its "
                     f"budget ε = {budget.epsilon:g} at δ = {budget.delta:g}; no update was released"
+                )
+
+    def _require_plan(self, account: int, run: str, more: Counter[str]) -> None:
+        """Refuse another plan on an account that is for one run: it was accounted as a whole."""
+        if self._owner(account).runs == "many":
+            return
+        whole = self._balances.charged_in(account, run) + more
+        for own in self._reservations.of(account):
+            if not whole <= own.totals:
+                raise LedgerError(
+                    f"{self._owner(account).name}: this run was planned as a whole before it "
+                    "began, and what it is going to release now is not that plan: begin a new run"
                 )
 
     def _require_only_run(self, account: int, run: str) -> None:

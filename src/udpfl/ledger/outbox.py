@@ -25,10 +25,7 @@ class Outbox:
     def put(self, charge: Charge) -> None:
         """Store an answer, inside the transaction that charges it."""
         answer = (charge.run, charge.account, charge.round)
-        self._file.write(
-            "INSERT INTO outbox VALUES (?, ?, ?, ?, ?, ?)",
-            *(*answer, charge.message, charge.state, _digest(charge.message)),
-        )
+        self._file.insert("outbox", *answer, charge.message, charge.state, _digest(charge.message))
 
     def answered(self, run: str, account: int, round: int) -> bool:
         """Whether the round was answered, even if the message was dropped since."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from udpfl.accounting.filter import Filter
 from udpfl.errors import LedgerError
 from udpfl.ledger.accounts import Runs
-from udpfl.ledger.chain import chained
+from udpfl.ledger.chain import chained, end_problems
 from udpfl.ledger.decisions import Decisions
 from udpfl.ledger.file import LedgerFile
 
@@ -22,6 +22,8 @@ _CHARGES = (
     "LEFT JOIN accounts a ON a.id = c.account LEFT JOIN runs r ON r.id = c.run ORDER BY c.id"
 )
 
+_CHARGED = "SELECT DISTINCT a.client FROM charges c JOIN accounts a ON a.id = c.account"
+
 
 def upgrade(file: LedgerFile) -> None:
     """Bring a file of the former format into the present one, all of it or nothing."""
@@ -30,14 +32,18 @@ def upgrade(file: LedgerFile) -> None:
             return
         if problem := next(_problems(file), None):
             raise LedgerError(f"{file.path} is not sound, it is left as it is: {problem}")
-        budgets = file.rows(
-            "SELECT a.client, b.epsilon, b.delta FROM budgets b "
-            "JOIN accounts a ON a.id = b.account ORDER BY b.id"
+        budgets = file.rows(  # the last one of every account
+            "SELECT a.client, b.epsilon, b.delta "
+            "FROM budgets b JOIN accounts a ON a.id = b.account "
+            "WHERE b.id = (SELECT max(id) FROM budgets WHERE account = a.id)"
         )
+        charged = {client for (client,) in file.each(_CHARGED)}
+        several = len(file.rows("SELECT DISTINCT run FROM charges")) > 1
         accounts = file.rows("SELECT id, client, fingerprint FROM accounts ORDER BY id")
         file.put_former_tables_aside()
         # A run's own ledger lies in its folder, and nothing else is ever charged to it.
-        runs: Runs = "one" if (file.path.parent / "run.json").is_file() else "many"
+        own = (file.path.parent / "run.json").is_file() and not several
+        runs: Runs = "one" if own else "many"
         clients = list(dict.fromkeys(client for _, client, _ in accounts))
         for number, client in enumerate(clients, 1):
             file.write("INSERT INTO accounts VALUES (?, ?, '', ?)", number, client, runs)
@@ -47,17 +53,19 @@ def upgrade(file: LedgerFile) -> None:
         decisions.append("upgrade", None, {"format": 1, "charges": charges})
         for number, client in enumerate(clients, 1):
             content = {"client": client, "block": "", "runs": runs}
-            own = [fingerprint for _, name, fingerprint in accounts if name == client]
-            merged = f"{len(own)} accounts of {client}, one for each data set, are one now"
-            decisions.append("open", number, content, merged if len(own) > 1 else "")
+            data = [fingerprint for _, name, fingerprint in accounts if name == client]
+            merged = f"{len(data)} accounts of {client}, one for each data set, are one now"
+            decisions.append("open", number, content, merged if len(data) > 1 else "")
             held = min(((e, d) for name, e, d in budgets if name == client), default=None)
-            planned = Filter.planned(*held) if held else Filter.planned()
-            if runs == "many":
-                decisions.append("orders", number, planned.to_dict())
-            for fingerprint in own:
+            if runs == "many":  # what was charged already may have decided on the budget
+                fixed = client in charged
+                planned = Filter.planned() if fixed or held is None else Filter.planned(*held)
+                said = "the same for every account that was charged before" if fixed else ""
+                decisions.append("orders", number, planned.to_dict(), said)
+            for fingerprint in data:
                 decisions.append("data", number, {"fingerprint": fingerprint})
             if held:
-                said = "the smallest budget of its accounts" if len(own) > 1 else ""
+                said = "the smallest budget of its accounts" if len(data) > 1 else ""
                 decisions.append("budget", number, {"epsilon": held[0], "delta": held[1]}, said)
         file.finish_upgrade()
 
@@ -83,3 +91,4 @@ def _problems(file: LedgerFile) -> Iterator[str]:
         if chained(previous, number, *content) != chain:
             yield f"charge {number} was edited, or is not the one that followed the charge before"
         expected, previous = number + 1, chain
+    yield from end_problems(file, "charges", expected - 1)
