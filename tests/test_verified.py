@@ -9,6 +9,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from tests.small import blobs, linear
 from udpfl.accounting import PrivacyStatement
 from udpfl.algorithms.message import tensors_from_bytes, tensors_to_bytes
 from udpfl.cli import main
+from udpfl.cli.ledgers import missing_head
 from udpfl.ledger.ledger import Ledger
 from udpfl.report import read_run, run_page
 from udpfl.report.differences import differences
@@ -547,3 +549,22 @@ def test_a_trusted_server_cannot_be_left_out():
     (difference,) = differences("it", said, found)
     assert "does not say that the server is trusted" in difference.said
     assert not list(differences("it", found, said))
+
+
+def test_a_decision_that_was_taken_back_is_found(capsys, tmp_path):
+    """The last one before a run ended: no charge came after it, and the sequence was put back."""
+    shared = tmp_path / "site.sqlite"
+    folder = train(tmp_path / "run", epsilon=2.0, ledger=str(shared), rounds=1)
+    assert outcome(capsys, folder)[0] == "verified"
+    with closing(sqlite3.connect(shared, isolation_level=None)) as db:
+        (sql,) = db.execute(
+            "SELECT sql FROM sqlite_master WHERE name = 'decisions_never_delete'"
+        ).fetchone()
+        db.execute("DROP TRIGGER decisions_never_delete")
+        db.execute("DELETE FROM decisions WHERE id = (SELECT max(id) FROM decisions)")
+        db.execute("UPDATE sqlite_sequence SET seq = seq - 1 WHERE name = 'decisions'")
+        db.execute(sql)
+    with Ledger(shared) as ledger:
+        assert ledger.verify() == []
+        assert "decision" in missing_head(ledger, folder)
+    contradicted(capsys, folder, "the last before this run ended")

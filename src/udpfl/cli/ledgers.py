@@ -110,6 +110,12 @@ def missing_head(ledger: Ledger, folder: Path) -> str | None:
                 f"charge {number}, with which {folder} ended, is not in this ledger: it is another "
                 "one, or an older copy that was put back"
             )
+    decided = head_of(summary, "decided")
+    if decided is not None and not ledger.holds_decision(*decided):
+        return (
+            f"decision {decided[0]}, the last before {folder} ended, is not in this ledger: it is "
+            "another one, or an older copy that was put back"
+        )
     return None
 
 

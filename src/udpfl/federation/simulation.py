@@ -260,6 +260,7 @@ def run(
                 "clients": {n: s.to_dict() for n, s in statements.items()},
                 "rounding": _rounding(people, privacy),
                 "head": list(head),
+                "decided": list(ledger.decided()),
                 "budgets": {site.participant.name: _held(ledger, site) for site in sites},
             },
         )

@@ -532,6 +532,17 @@ class Ledger:
             return chain == ""
         return self._file.rows("SELECT chain FROM charges WHERE id = ?", number) == [(chain,)]
 
+    def decided(self) -> tuple[int, str]:
+        """The number and the hash of the last decision; 0 and nothing before the first."""
+        number, chain = head_of(self._file, "decisions")
+        return number, chain
+
+    def holds_decision(self, number: int, chain: str) -> bool:
+        """Whether this was its last decision once."""
+        if number == 0:
+            return chain == ""
+        return self._file.rows("SELECT chain FROM decisions WHERE id = ?", number) == [(chain,)]
+
     def verify(self, *, events: bool = True) -> list[str]:
         """Every problem found, one sentence each; an empty list means that the ledger is sound.
 

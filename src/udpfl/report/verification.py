@@ -41,17 +41,18 @@ class Verification:
     """
 
 
-def head_of(written: Row | None) -> Head | None:
-    """The charge that a summary or the header of a model ends with; None in older ones."""
-    if written is None or written.get("head") is None:
+def head_of(written: Row | None, key: str = "head") -> Head | None:
+    """The charge that a summary or the header of a model ends with; None in older ones.
+
+    With the key "decided", the last decision.
+    """
+    if written is None or written.get(key) is None:
         return None
     try:
-        number, chain = written["head"]
+        number, chain = written[key]
         return int(number), str(chain)
     except (TypeError, ValueError):
-        raise InvalidInput(
-            "head", f"must be a number and a hash, got {written['head']!r}"
-        ) from None
+        raise InvalidInput(key, f"must be a number and a hash, got {written[key]!r}") from None
 
 
 def stamp_of(model: Path) -> Row | None:
@@ -147,6 +148,12 @@ class _Folder:
                 else f"another one: its charge {number} has another hash"
             )
             yield f"the ledger does not hold charge {number}, the last of this run; it is {which}"
+        decided = head_of(self.summary, "decided")
+        if decided is not None and not ledger.holds_decision(*decided):
+            yield (
+                f"the ledger does not hold decision {decided[0]}, the last before this run ended: "
+                "what was decided about budgets was taken back, or it is an older copy"
+            )
         charged = sum(ledger.rounds_charged(self.run, own.id) for own in ledger.accounts())
         answers = sum(int(row.get("participants") or 0) for row in self.metrics)
         if charged < answers:
