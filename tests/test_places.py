@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -22,7 +23,7 @@ def ran(function, *records):
 def is_harmless(function, width=64, inner=(6,), threads=1, others=(3, 5, 33)):
     """Whether a function of records [width, *inner] is."""
     seen = [ran(function, torch.rand(own, *inner)) for own in (width, *others)]
-    return places_do_not_show(seen[0], seen[1:], threads)
+    return places_do_not_show(seen[0], seen[1:], threads, widths=[width, *others])
 
 
 def test_records_first_may_be_added_up():
@@ -263,3 +264,78 @@ def test_a_model_that_reads_nothing_is_not_watched():
     gradients(model, x, y)
     assert not model._still.reads
     assert not model._expected
+
+
+class ReadsBackwards(torch.autograd.Function):
+    """Hands numbers to Python in its backward pass alone."""
+
+    @staticmethod
+    def forward(ctx, x, read):
+        ctx.read = read
+        ctx.save_for_backward(x)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.read(ctx.saved_tensors[0].detach())
+        return gradient, None
+
+
+READERS = [
+    lambda x: x.numpy(), lambda x: x.tolist(), lambda x: np.asarray(x), repr,
+    lambda x: x.clone().apply_(abs), lambda x: torch.tensor([x[0, 0], x[0, 1]]),
+    lambda x: x.new_tensor([x[0, 0]]), lambda x: torch.as_tensor([x[0, 0]]),
+    lambda x: x.tensor_split(torch.tensor([1])), lambda x: torch.tensor_split(x, torch.tensor([1])),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_numbers_that_are_handed_out_are_noticed_wherever_that_is(read):
+    x = torch.rand(4, 3)
+    before = {name: getattr(torch.Tensor, name) for name in ("numpy", "tolist", "apply_")}
+    with Operators() as operators:
+        read(x)
+    assert any(own.reads for own in operators.seen)
+    x.requires_grad_()
+    for run in (
+        lambda y: y.sum().backward(),
+        lambda y: torch.autograd.grad(y.sum(), x),
+    ):
+        with Operators() as operators:
+            run(ReadsBackwards.apply(x, read))
+        assert any(own.reads for own in operators.seen)
+    assert {name: getattr(torch.Tensor, name) for name in before} == before
+    assert "numpy" not in vars(torch.Tensor)
+
+
+def test_tensors_that_stay_tensors_are_not_handed_out():
+    x = torch.rand(4, 3)
+    with Operators() as operators:
+        torch.as_tensor(x).split(2)
+        torch.tensor([1.0, 2.0])
+        x.tensor_split(2)
+    assert not any(own.reads for own in operators.seen)
+
+
+def test_a_softmax_across_an_inner_axis_is_for_one_thread():
+    for threads in (1, 2):
+        assert is_harmless(lambda x: x.softmax(2), 47, (2, 24), threads=threads)
+    assert is_harmless(lambda x: x.softmax(1), 47, (2, 24))
+    assert not is_harmless(lambda x: x.softmax(1), 47, (2, 24), threads=2)
+
+
+@pytest.mark.parametrize("size", [2, 3, 11, 15])
+def test_what_sees_a_chunk_of_records_is_judged(size):
+    """The first chunks have the same shapes at many widths, and still they hold records."""
+
+    def chunks(x):
+        return torch.cat([torch.sigmoid(part) for part in x.split(size)])
+
+    assert not is_harmless(chunks, 32, (5,))
+    assert is_harmless(lambda x: torch.cat([torch.sigmoid(part) for part in x.split(1)]), 32, (5,))
+
+
+def test_tensors_without_strides_have_a_form_of_which_nothing_is_known():
+    sparse = torch.eye(3).to_sparse()
+    assert Form.of(sparse).is_complex
+    assert not is_harmless(lambda x: (sparse @ x.t()).t(), 32, (3,))

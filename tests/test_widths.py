@@ -443,3 +443,17 @@ def test_a_width_is_not_compared_with_itself():
     """Nothing would vary then, so that all would be constants."""
     widths = widths_of(lambda x: torch.sigmoid(x[:, :1]))
     assert not {widths.fit(count) for count in range(2, 64)} & {3, 5, 33}
+
+
+def test_a_record_by_itself_is_not_compared_with_whole_vectors():
+    widths = widths_of(lambda x: torch.ones(()))
+    assert widths.first > 1
+    assert widths.fit(1) > 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_products_with_one_number_for_each_record_are_tried_with_many(seed):
+    """Where one record is tried, every third time nothing is seen of another order of a sum."""
+    vector = torch.randn(8, generator=torch.Generator().manual_seed(seed))
+    widths = widths_of(lambda x: (x.flatten(1) @ vector).unsqueeze(1))
+    assert len(widths._records) >= 40

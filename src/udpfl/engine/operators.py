@@ -7,13 +7,13 @@ forms. What an operator makes of a form is judged in `places.py`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import wraps
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -49,13 +49,17 @@ SUMS = frozenset(_SUMS)
 """Operators that add up numbers of one tensor along some of its axes."""
 MIXED = frozenset({"glu", "glu_backward", "logsumexp"})
 """Operators that compute functions of numbers and change the shape, record by record."""
+ACROSS = " across an inner axis"
+"""Behind the name of a softmax that is not along the last axis: threads may part a record."""
 OUTSIDE = "outside of torch"
 """In place of an operator: numbers were handed to code that torch knows nothing about."""
 
-_HANDS_OUT = frozenset({
-    Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__, Tensor.data_ptr,
-    Tensor.untyped_storage,
-})  # fmt: skip
+_HANDS_OUT = (
+    (Tensor, "numpy tolist __array__ __dlpack__ data_ptr untyped_storage apply_ map_ __repr__"),
+    (Tensor, "tensor_split new_tensor"),
+    (torch, "tensor_split tensor as_tensor"),
+)
+"""Where torch lets numbers out, or reads them, without an operator that says so."""
 _READS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
@@ -90,6 +94,8 @@ class Form(NamedTuple):
     @classmethod
     def of(cls, tensor: Tensor) -> Form:
         """The form of a tensor. Where an axis has one entry, its stride means nothing."""
+        if tensor.layout != torch.strided or tensor.is_nested:  # nothing is known of these
+            return cls((), (), False, True)
         shape = tuple(tensor.shape)
         strides = tuple(
             own if size > 1 else 0 for own, size in zip(tensor.stride(), shape, strict=True)
@@ -118,15 +124,15 @@ class Operators(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.seen: list[Seen] = []
         self._look = look
-        self._outside = _Outside(self.seen)
+        self._outside = ExitStack()
 
     def __enter__(self) -> Operators:
         super().__enter__()  # type: ignore[no-untyped-call]
-        self._outside.__enter__()  # type: ignore[no-untyped-call]
+        self._outside.enter_context(_noting_what_is_handed_out(self.seen))
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._outside.__exit__(*error)  # type: ignore[no-untyped-call]
+        self._outside.close()
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
@@ -145,20 +151,49 @@ class Operators(TorchDispatchMode):
         return given
 
 
-class _Outside(TorchFunctionMode):
-    """Notes where numbers are handed out by other means than operators."""
+@contextmanager
+def _noting_what_is_handed_out(seen: list[Seen]) -> Iterator[None]:
+    """Notes where numbers are handed out by other means than operators, in any backward pass too.
 
-    def __init__(self, seen: list[Seen]) -> None:
-        super().__init__()
-        self._seen = seen
+    The functions themselves are replaced meanwhile: a mode of torch is not active in what runs
+    inside another function.
+    """
+    with ExitStack() as stack:
+        for owner, names in _HANDS_OUT:
+            for name in names.split():
+                stack.enter_context(_replaced(owner, name, seen))
+        yield
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
-        if func in _HANDS_OUT:
-            form = Form.of(args[0])
-            self._seen.append(Seen(OUTSIDE, (form,), (form,), True))
-        return func(*args, **(kwargs or {}))
+
+@contextmanager
+def _replaced(owner: Any, name: str, seen: list[Seen]) -> Iterator[None]:
+    own, original = name in vars(owner), getattr(owner, name)
+
+    @wraps(original)
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        if not _here.checks and (tensors := _handed_out(name, args, kwargs)):
+            form = Form.of(tensors[0])
+            seen.append(Seen(OUTSIDE, (form,), (form,), True))
+        return original(*args, **kwargs)
+
+    setattr(owner, name, noted)
+    try:
+        yield
+    finally:
+        if own:
+            setattr(owner, name, original)
+        else:
+            delattr(owner, name)
+
+
+def _handed_out(name: str, args: tuple[Any, ...], kwargs: Any) -> list[Tensor]:
+    """The tensors whose numbers are read."""
+    if name in ("tensor", "as_tensor", "new_tensor"):  # a list of tensors, not one as it is
+        data = args[name == "new_tensor" : 1 + (name == "new_tensor")]
+        return [] if data and isinstance(data[0], Tensor) else _tensors((data, kwargs))
+    if name == "tensor_split":
+        return _tensors((args[1:], kwargs))
+    return _tensors(args)
 
 
 def _tensors(nested: Any) -> list[Tensor]:
@@ -171,6 +206,10 @@ def _name(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     if name == "pow" and isinstance(args[1], (int, float)) and args[1] == 2:
         return "square"
     alpha = args[2] if name in ("add", "sub", "rsub") and len(args) > 2 else kwargs.get("alpha", 1)
+    if name in ("_softmax", "_softmax_backward_data"):
+        axis = args[1] if name == "_softmax" else args[2]
+        if axis % max(1, args[0].dim()) != args[0].dim() - 1:
+            return name + ACROSS
     if alpha != 1 or kwargs.get("rounding_mode") is not None:
         return f"{name} with options"
     return name

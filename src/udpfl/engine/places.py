@@ -22,12 +22,13 @@ at all of them sees no records: constants, positions, weights.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from math import prod
 from typing import NamedTuple
 
-from udpfl.engine.operators import EXACT, MIXED, OUTSIDE, PRODUCTS, SUMS, Form, Seen
+from udpfl.engine.operators import ACROSS, EXACT, MIXED, OUTSIDE, PRODUCTS, SUMS, Form, Seen
 
 _VECTORS = 32
 """Numbers that the widest CPUs take at once: two registers of 16."""
@@ -78,17 +79,23 @@ class _Part(NamedTuple):
 
 
 def places_do_not_show(
-    seen: Sequence[Seen], others: Sequence[Sequence[Seen]], threads: int, lanes: int = 1
+    seen: Sequence[Seen],
+    others: Sequence[Sequence[Seen]],
+    threads: int,
+    lanes: int = 1,
+    widths: Sequence[int] = (),
 ) -> bool:
     """Whether no operator of a pass rounds a record by its place.
 
-    `others` are what ran in passes of other widths. What is the same in all of them sees no records
-    or one of them alone, as where torch.func repeats an operator for every record. If the rest has
-    other operators in all of them nothing is known: then every axis may be one of records. `lanes`
-    is the size of an axis of lanes before that of the records; 1 where the two are one axis.
+    `others` are what ran in passes of other widths; `widths` are this one and theirs. What runs as
+    often in all of them sees no records, and what runs once more for every record, as torch.func
+    repeats an operator, sees one alone. If the rest has other operators in all of them nothing is
+    known: then every axis may be one of records. `lanes` is the size of an axis of lanes before
+    that of the records; 1 where the two are one axis.
     """
     own, *rest = ([one for one in ran if not _is_exact(one)] for ran in (seen, *others))
-    common = set(own).intersection(*rest) if rest else set()
+    counts = [Counter(ran) for ran in (own, *rest)]
+    common = {one for one in counts[0] if rest and _sees_one_or_none(one, counts, widths)}
     own, *rest = ([one for one in ran if one not in common] for ran in (own, *rest))
     names = [one.operator for one in own]
     telling = [ran for ran in rest if [one.operator for one in ran] == names]
@@ -96,6 +103,16 @@ def places_do_not_show(
         own = [one for one in seen if not _is_exact(one)]
     return all(
         _is_harmless(one, [ran[i] for ran in telling], threads, lanes) for i, one in enumerate(own)
+    )
+
+
+def _sees_one_or_none(own: Seen, counts: Sequence[Counter[Seen]], widths: Sequence[int]) -> bool:
+    """Whether an operator runs as often at every width, or as often as there are records."""
+    times = [count[own] for count in counts]
+    if len(set(times)) == 1:
+        return True
+    return bool(widths) and all(
+        n * widths[0] == times[0] * w for n, w in zip(times, widths, strict=True)
     )
 
 
@@ -107,8 +124,8 @@ def _is_exact(own: Seen) -> bool:
 def _is_harmless(own: Seen, elsewhere: Sequence[Seen], threads: int, lanes: int) -> bool:
     operands = _parts(own.operands, [other.operands for other in elsewhere])
     results = _parts(own.results, [other.results for other in elsewhere])
-    if not any(part.varies for part in (*operands, *results)):
-        return True
+    if not any(part.varies for part in (*operands, *results)):  # but it is not in all passes
+        operands, results = _parts(own.operands, []), _parts(own.results, [])
     if own.operator == OUTSIDE:
         return False
     rounded = [part for part in results if part.form.is_real or part.form.is_complex]
@@ -118,7 +135,9 @@ def _is_harmless(own: Seen, elsewhere: Sequence[Seen], threads: int, lanes: int)
         return False
     if not rounded or own.operator in PRODUCTS:
         return True
-    if own.operator in SUMS:
+    if own.operator.endswith(ACROSS) and threads > 1:
+        return False
+    if own.operator.removesuffix(ACROSS) in SUMS:
         # The sum of all numbers is nobody's own.
         is_whole = all(part.varies or part.numbers == 1 for part in rounded)
         return is_whole and all(part.is_by_record(lanes) for part in parts if part.varies)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from udpfl.engine.operators import Operators, Seen
+from udpfl.engine.operators import PRODUCTS, Operators, Seen
 from udpfl.engine.places import places_do_not_show
 
 if TYPE_CHECKING:
@@ -59,19 +59,29 @@ class Widths:
         self._records = self._chosen_records(*records)
         self.first, self._reference = self._chosen(expected)
         """The width that others have to agree with."""
+        if self.first > 1 and self._reference is not None:  # a record alone is an end by itself
+            self._known[1] = False
 
     def _chosen_records(self, inputs: Tensor, targets: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Public and random records with a gradient to look at, one for every lane at a time."""
         inputs, targets = _pool(inputs, targets, self._lanes)
         found: list[Tensor] = []
         for places in torch.arange(len(inputs), device=inputs.device).split(self._lanes):
-            gradients, _ = self._watched(inputs[places], targets[places], 1)
+            gradients, seen = self._watched(inputs[places], targets[places], 1)
             pieces = gradients.pieces(self._order)
             sizes = pieces[0].flatten()
             found += places[torch.isfinite(sizes) & (sizes > 0)]  # else nothing would be rounded
             narrowest = min((piece.shape[2] for piece in pieces[1:]), default=1)
             if len(pieces) == 2:  # torch.func hides its layers
                 narrowest = max(1, _NUMBERS // _HIDDEN)
+            # Products outside of layers have nothing but these numbers to show what they do.
+            sizes_of_products = [
+                math.prod(form.shape) // self._lanes
+                for own in seen
+                if own.operator in PRODUCTS
+                for form in own.results
+            ]
+            narrowest = max(1, min([narrowest, *filter(None, sizes_of_products)]))
             if len(found) * narrowest >= _NUMBERS and len(found) >= self._lanes:
                 break
         if not found:
@@ -132,9 +142,11 @@ class Widths:
 
     def _is_by_record(self, ran: Sequence[Seen], width: int) -> bool:
         """Whether none of the operators of a pass rounds a record by its place."""
-        others = [seen for probe, seen in self._probed.items() if probe != width]
+        others = {probe: seen for probe, seen in self._probed.items() if probe != width}
         lanes = 1 if self._model.book_keeping or self._model.lanes_apart else self._lanes
-        return places_do_not_show(ran, others, torch.get_num_threads(), lanes)
+        return places_do_not_show(
+            ran, list(others.values()), torch.get_num_threads(), lanes, [width, *others]
+        )
 
     @cached_property
     def _probed(self) -> dict[int, list[Seen]]:
