@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -306,6 +309,32 @@ def test_numbers_that_are_handed_out_are_noticed_wherever_that_is(read):
         assert any(own.reads for own in operators.seen)
     assert {name: getattr(torch.Tensor, name) for name in before} == before
     assert "numpy" not in vars(torch.Tensor)
+
+
+def test_what_another_thread_reads_is_not_noted_here():
+    """Threads train side by side: each watches its own pass, and takes nothing away from others."""
+    started, ended = threading.Event(), threading.Event()
+    elsewhere = []
+
+    def work():
+        with Operators() as operators:
+            started.set()
+            ended.wait(10)
+            torch.rand(3).tolist()
+        elsewhere.extend(own.reads for own in operators.seen)
+
+    with ThreadPoolExecutor(1) as pool:
+        with Operators() as operators:
+            done = pool.submit(work)
+            started.wait(10)
+            torch.rand(3)
+        assert not any(own.reads for own in operators.seen)
+        assert "tolist" in vars(torch.Tensor), "the other thread still watches"
+        torch.rand(3).tolist()  # which nobody watches
+        ended.set()
+        done.result()
+    assert elsewhere.count(True) == 1
+    assert "tolist" not in vars(torch.Tensor)
 
 
 def test_tensors_that_stay_tensors_are_not_handed_out():

@@ -9,12 +9,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
 
 _EXACT = """
@@ -124,16 +124,15 @@ class Operators(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.seen: list[Seen] = []
         self._look = look
-        self._outside = ExitStack()
 
     def __enter__(self) -> Operators:
+        _handed_out.__enter__()
         super().__enter__()  # type: ignore[no-untyped-call]
-        self._outside.enter_context(_noting_what_is_handed_out(self.seen))
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._outside.close()
         super().__exit__(*error)  # type: ignore[no-untyped-call]
+        _handed_out.__exit__()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -151,42 +150,55 @@ class Operators(TorchDispatchMode):
         return given
 
 
-@contextmanager
-def _noting_what_is_handed_out(seen: list[Seen]) -> Iterator[None]:
-    """Notes where numbers are handed out by other means than operators, in any backward pass too.
+class _HandedOut:
+    """Notes where numbers leave tensors by other means than operators, in backward passes too.
 
-    The functions themselves are replaced meanwhile: a mode of torch is not active in what runs
-    inside another function.
+    Functions of torch are replaced as long as some thread watches a pass: a mode of torch for
+    functions is not active in what runs inside another function. A call is noted by the `Operators`
+    that are active in its own thread, and by nobody else.
     """
-    with ExitStack() as stack:
-        for owner, names in _HANDS_OUT:
-            for name in names.split():
-                stack.enter_context(_replaced(owner, name, seen))
-        yield
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._watched = 0
+        self._restore = ExitStack()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._watched == 0:
+                for owner, names in _HANDS_OUT:
+                    for name in names.split():
+                        self._restore.callback(_replace(owner, name))
+            self._watched += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._watched -= 1
+            if self._watched == 0:
+                self._restore.close()
 
 
-@contextmanager
-def _replaced(owner: Any, name: str, seen: list[Seen]) -> Iterator[None]:
-    own, original = name in vars(owner), getattr(owner, name)
+_handed_out = _HandedOut()
+
+
+def _replace(owner: Any, name: str) -> Callable[[], None]:
+    """Replace a function by one that notes its calls; returns what takes that back."""
+    is_own, original = name in vars(owner), getattr(owner, name)
 
     @wraps(original)
     def noted(*args: Any, **kwargs: Any) -> Any:
-        if not _here.checks and (tensors := _handed_out(name, args, kwargs)):
+        active = [m for m in _get_current_dispatch_mode_stack() if isinstance(m, Operators)]
+        if active and not _here.checks and (tensors := _read_by(name, args, kwargs)):
             form = Form.of(tensors[0])
-            seen.append(Seen(OUTSIDE, (form,), (form,), True))
+            for mode in active:
+                mode.seen.append(Seen(OUTSIDE, (form,), (form,), True))
         return original(*args, **kwargs)
 
     setattr(owner, name, noted)
-    try:
-        yield
-    finally:
-        if own:
-            setattr(owner, name, original)
-        else:
-            delattr(owner, name)
+    return partial(setattr, owner, name, original) if is_own else partial(delattr, owner, name)
 
 
-def _handed_out(name: str, args: tuple[Any, ...], kwargs: Any) -> list[Tensor]:
+def _read_by(name: str, args: tuple[Any, ...], kwargs: Any) -> list[Tensor]:
     """The tensors whose numbers are read."""
     if name in ("tensor", "as_tensor", "new_tensor"):  # a list of tensors, not one as it is
         data = args[name == "new_tensor" : 1 + (name == "new_tensor")]
