@@ -235,7 +235,7 @@ def test_many_runs_are_added_up_by_orders_fixed_before_the_first_charge(ledger):
     ledger.set_budget(alice, Budget(2.0, 1e-6))
     assert ledger.filter(alice) == (planned := Filter.planned(2.0, 1e-6))
     ledger.commit([charge(alice, 0, Repeated(OTHER, 20))])
-    with pytest.raises(InvalidInput, match="since its first charge"):
+    with pytest.raises(InvalidInput, match="who was charged already"):
         ledger.set_budget(alice, Budget(8.0, 1e-5), reason="a vote")
     ledger.set_budget(alice, Budget(8.0, 1e-6), reason="a vote")
     assert ledger.filter(alice) == planned != Filter.planned(8.0, 1e-6)
@@ -256,17 +256,17 @@ def test_orders_are_fixed_by_a_reservation_as_well(ledger):
 
 def test_two_processes_cannot_open_the_same_records_under_two_names(path, ledger, monkeypatch):
     """The check and the opening are one transaction."""
-    looked = Ledger.require_own_account
+    looked = Ledger.require_own_accounts
     monkeypatch.setattr(ledger_file, "_WAIT", 0.1)
     with Ledger(path) as other:
 
-        def meanwhile(self, client, fingerprint, block=""):
-            looked(self, client, fingerprint, block)
+        def meanwhile(self, parts, block=""):
+            looked(self, parts, block)
             if self is ledger:
                 with pytest.raises(LedgerError, match="locked"):
-                    other.open_accounts({"east": fingerprint})
+                    other.open_accounts({"east": parts["north"]})
 
-        monkeypatch.setattr(Ledger, "require_own_account", meanwhile)
+        monkeypatch.setattr(Ledger, "require_own_accounts", meanwhile)
         ledger.open_accounts({"north": "aa"})
     monkeypatch.undo()
     with pytest.raises(InvalidInput, match="is known there as north"):
@@ -458,11 +458,21 @@ def test_every_client_takes_over_the_largest_spending_when_records_may_have_move
         ]
 
 
-def test_what_is_reserved_moves_as_well(ledger):
+def test_records_do_not_move_while_a_run_is_going_to_spend(ledger):
+    """Else nobody would know which spending is the largest: part of it may be given back."""
     accounts = divided(ledger, {"a": "1", "b": "2"})
-    ledger.reserve("first", {accounts["a"]: Repeated(STEP, 9)})
+    ledger.reserve("first", {own: Repeated(STEP, 4) for own in accounts.values()})
+    ledger.commit([charge(accounts["a"], 0, Repeated(STEP, 3))])
+    for _ in range(2):
+        with pytest.raises(LedgerError, match="the run first has reserved"):
+            divided(ledger, {"a": "3", "b": "4"})
+        ledger.commit([charge(accounts["a"], 1, STEP)] if ledger.head()[0] == 1 else [])
+    ledger.give_back("first", reason="dead")
     divided(ledger, {"a": "3", "b": "4"})
-    assert ledger.spent(accounts["b"]) == Composed([Repeated(STEP, 9)])
+    assert ledger.spent(accounts["b"]) == Composed([Repeated(STEP, 4)])
+    with pytest.raises(BudgetExceeded, match="somebody freed it"):
+        ledger.commit([charge(accounts["a"], 2, STEP)])
+    assert ledger.refusals("first", {accounts["a"]: STEP}).keys() == {accounts["a"]}
 
 
 def test_a_client_that_may_have_held_the_records_has_to_be_there(ledger):

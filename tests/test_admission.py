@@ -245,6 +245,79 @@ def test_records_get_no_new_budget_by_another_kind_of_partition(place, udpfl_, o
     assert len(releases(udpfl_)) == 2
 
 
+def wards(path):
+    """The same patients, each in a ward beside the hospital, and hospitals by number."""
+    rows = path.read_text().splitlines()
+    lines = [f"{rows[0]},ward"] + [
+        f"{row},{'xyz'[number % 3]}" for number, row in enumerate(rows[1:])
+    ]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def test_the_same_people_get_no_second_budget_by_another_column(place, udpfl_):
+    wards(place / "patients.csv")
+    (place / "run.toml").write_text(
+        CONFIG.replace("[data.options]", '[data.options]\nby = ["site", "ward"]')
+    )
+    assert train(udpfl_)[0] == 0
+    ward = ("data.by=ward", "data.clients=3", "data.declared_sizes=auto")
+    code, _, err = train(udpfl_, *ward)
+    assert code == 2
+    assert re.search(
+        r"privacy\.ledger: x is new there, and its records may have been at north in an earlier",
+        err,
+    ), err
+    assert len(releases(udpfl_)) == 2
+
+
+def test_a_new_client_joins_by_a_statement_on_record(place, udpfl_):
+    assert train(udpfl_)[0] == 0
+    renamed = (place / "patients.csv").read_text().replace("south", "St. Anna")
+    (place / "patients.csv").write_text(renamed)
+    for seed in (0, 1):  # exactly the same records, and another test split of them
+        code, _, err = train(udpfl_, f"seed={seed}", "privacy.exhausted=skip")
+        assert code == 2
+        assert "St. Anna is known there as south" in err.replace("the data of ", "")
+    table(place / "patients.csv", seed=3)
+    (place / "patients.csv").write_text(
+        (place / "patients.csv").read_text().replace("south", "east")
+    )
+    code, _, err = train(udpfl_, "privacy.exhausted=skip")
+    assert code == 2
+    assert "east is new there" in err
+    add = ("budget", "client", "add", "site.sqlite", "east", "--reason", "joined in May")
+    assert udpfl_(*add)[0] == 2  # without --disjoint
+    assert udpfl_(*add, "--disjoint", "--by", "Ada")[0] == 0
+    assert udpfl_(*add, "--disjoint")[0] == 2  # twice
+    code, _, err = train(udpfl_, "privacy.exhausted=skip", "out=joined")
+    assert code == 0, err
+    said = json.loads((place / "joined" / "summary.json").read_text())["clients"]["east"]
+    (note,) = [n for n in said["notes"] if "east" in n]
+    assert note.startswith("assumes that nobody whose record is at east is at another client")
+    assert "Ada said on" in note
+    assert note.endswith(": joined in May")
+    assert "east joins" in " ".join(udpfl_("budget", "history", "site.sqlite")[1].split())
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        (["01", "02"], ["01", "02"]),
+        (["9", "10"], ["9", "10"]),
+        (["K\u00f6ln", "Ko\u0308ln"], ["K\u00f6ln"]),
+    ],
+)
+def test_clients_are_named_as_their_column_is_written(place, udpfl_, values, names):
+    """Else one more row with another kind of name would rename all of them."""
+    text = (place / "patients.csv").read_text()
+    text = text.replace("north", values[0]).replace("south", values[1])
+    (place / "patients.csv").write_text(text)
+    sizes = ("declared_sizes=auto", f"clients={len(names)}")
+    code, _, err = train(udpfl_, *(f"data.{own}" for own in sizes))
+    assert code == 0, err
+    assert [client for client, _ in releases(udpfl_)] == names
+
+
 # Through Python
 
 
@@ -260,7 +333,8 @@ def settings(tmp_path, name, **changes):
         "ledger": str(tmp_path / "site.sqlite"), **changes.pop("privacy", {}),
     }  # fmt: skip
     training = {"rounds": 3, **changes.pop("training", {})}
-    data = {"clients": changes.pop("clients", 3)}
+    data = {"clients": changes.pop("clients", 3), "block": changes.pop("data_block", None)}
+    data = {key: value for key, value in data.items() if value is not None}
     return {
         "out": str(tmp_path / name), "privacy": privacy, "training": training, "data": data,
         **changes,
@@ -509,6 +583,83 @@ def test_two_clients_with_the_very_same_records_are_refused(tmp_path):
             model=nn.Linear(4, 2),
         )  # fmt: skip
     assert not (tmp_path / "site.sqlite").exists()
+
+
+def lists(*seeds):
+    return [blobs(seed) for seed in seeds]
+
+
+def test_records_are_known_under_another_name_whatever_was_held_out_for_testing(tmp_path):
+    run(tmp_path, "first", lists(1, 2))
+    for seed in (0, 5):
+        with pytest.raises(InvalidInput, match="client-0 is known there as client-1"):
+            run(tmp_path, "second", lists(2, 1), seed=seed)
+    with pytest.raises(InvalidInput, match="client-2 is known there as client-0"):
+        run(tmp_path, "second", lists(3, 2, 1), seed=5)
+    with opened(tmp_path) as ledger:
+        assert [own.client for own in ledger.accounts()] == ["client-0", "client-1"]
+
+
+def test_a_data_set_is_not_a_block_of_itself_after_another_seed(tmp_path):
+    run(tmp_path, "first")
+    with opened(tmp_path) as ledger:
+        for number in range(3):
+            ledger.declare_block(f"client-{number}", "Q3", reason="a mistake")
+    for seed in (0, 1):
+        with pytest.raises(InvalidInput, match=r"known there as|exactly this data set"):
+            run(tmp_path, "second", seed=seed, data_block="Q3")
+
+
+def test_what_is_imported_later_moves_as_well(tmp_path):
+    """Those records may be at another client by now."""
+    run(tmp_path, "first", privacy={"epsilon": 0.5})
+    with opened(tmp_path) as ledger:
+        ledger.set_budgets([1, 2, 3], Budget(6.0, 1e-5), reason="a vote")
+        ledger.import_charge(1, Repeated(PureDP(0.5), 4), source="elsewhere")
+    result = run(tmp_path, "second", privacy={"epsilon": 0.5})
+    assert min(own.epsilon for own in result.clients.values()) > 2
+
+
+def test_a_run_that_is_refused_at_the_last_moment_leaves_the_ledger_as_it_was(
+    tmp_path, monkeypatch
+):
+    run(tmp_path, "first", privacy={"epsilon": 0.5})
+    with opened(tmp_path) as ledger:
+        before = ledger.decisions()
+    monkeypatch.setattr("udpfl.federation.admission._fits", lambda *_: True)
+    with pytest.raises(BudgetExceeded, match="nothing was reserved"):
+        run(tmp_path, "second", seed=1, privacy={"epsilon": 6.0})
+    with opened(tmp_path) as ledger:
+        assert ledger.decisions() == before
+
+
+def test_a_freed_run_does_not_go_on_until_it_is_resumed(tmp_path):
+    class Free(udpfl.Observer):
+        def on_round(self, row):
+            if row["round"] == 1:
+                with opened(tmp_path) as ledger:
+                    ledger.give_back(next(iter(ledger.reserved(1))), reason="by mistake")
+
+    result = run(tmp_path, "first", observers=[Free()])
+    assert "somebody freed it" in result.stopped
+    with opened(tmp_path) as ledger:
+        assert ledger.rounds_charged(ledger.history(1).__next__().run, 1) == 1
+    torch.manual_seed(0)
+    again = udpfl.run(resume=tmp_path / "first", data=blobs(), model=nn.Linear(4, 2))
+    assert again.stopped is None
+    assert [row["round"] for row in again.metrics] == [1, 2, 3]
+
+
+def test_nothing_is_offered_that_would_not_fit(tmp_path):
+    run(tmp_path, "first")
+    with opened(tmp_path) as ledger:
+        ledger.set_budgets([1, 2, 3], Budget(2.8, 1e-5), reason="a vote")
+    with pytest.raises(BudgetExceeded, match="nothing of it would fit"):
+        run(tmp_path, "second", privacy={"accounting": "scalar"})
+    with pytest.raises(BudgetExceeded) as refused:
+        run(tmp_path, "second", privacy={"epsilon": [1.5, 1.8, 2.0]})
+    assert "of 3 rounds" not in str(refused.value)
+    assert "3 rounds at noise" in str(refused.value)
 
 
 def test_an_own_ledger_takes_no_second_plan(tmp_path):

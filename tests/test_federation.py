@@ -819,7 +819,7 @@ def test_a_client_without_budget_left_does_not_train(tmp_path, monkeypatch):
     assert [message.client for message in answers.messages] == ["site-1"]
     assert counts == {"site-0": 2, "site-1": 4}
     # Another process spends the last of it after this one has looked.
-    monkeypatch.setattr(Ledger, "short_of", lambda *_: set())
+    monkeypatch.setattr(Ledger, "refusals", lambda *_: {})
     answers, counts = answers_alone(path, 3, [0, 1])
     assert answers.refused.keys() == {"site-0"}
     assert "no update was released" in answers.refused["site-0"]
@@ -1171,7 +1171,7 @@ def test_resuming_needs_the_ledger_that_holds_the_charges(federate, tmp_path, mo
     assert again.privacy == whole.privacy
     assert not list(elsewhere.iterdir())
     whole.ledger_path.rename(tmp_path / "moved.sqlite")
-    with pytest.raises(LedgerError, match="another ledger"):
+    with pytest.raises(LedgerError, match="is not there: it cannot go on"):
         udpfl.run(resume=whole.folder, model=network(), data=blobs())
 
 

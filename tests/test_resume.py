@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import numpy as np
@@ -97,6 +98,85 @@ def test_the_ledger_of_another_run_is_refused(tmp_path, shared):
         udpfl.run(resume=folder, data=blobs(), model=linear())
     with Ledger(kept[0], read_only=True) as ledger:
         assert (ledger.head(), ledger.decisions()) == before  # nothing is reserved there either
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("back", ["to the start", "to nothing"])
+def test_a_ledger_that_lacks_rounds_since_the_checkpoint_is_refused(tmp_path, shared, back):
+    """They were charged, seen and would be trained again with fresh noise."""
+    ledger = tmp_path / ("shared.sqlite" if shared else "run/ledger.sqlite")
+    own = {"ledger": str(ledger)} if shared else {}
+    copies = []
+
+    class BackUp(udpfl.Observer):
+        def on_start(self, config, folder):
+            with Ledger(ledger) as opened:
+                opened._file._db.execute(f"VACUUM INTO '{tmp_path / 'copy.sqlite'}'")
+            copies.append(tmp_path / "copy.sqlite")
+
+    settings = {
+        "out": str(tmp_path / "run"), "data": {"clients": 3},
+        "training": {"rounds": 6, "checkpoint_every": 10},
+        "privacy": {"epsilon": 1.0, "delta": 1e-3, "mechanism": "gaussian", **own},
+    }  # fmt: skip
+    with pytest.raises(RuntimeError, match="broken off"):
+        udpfl.run(settings, data=blobs(), model=linear(), observers=[BackUp(), Stop(3)])
+    kept = ledger.read_bytes()
+    for end in ("", "-wal", "-shm"):
+        ledger.with_name(ledger.name + end).unlink(missing_ok=True)
+    if back == "to the start":
+        shutil.copy(copies[0], ledger)
+    with pytest.raises(LedgerError, match=r"restored from a backup|is not there"):
+        udpfl.run(resume=tmp_path / "run", data=blobs(), model=linear())
+    ledger.write_bytes(kept)
+    again = udpfl.run(resume=tmp_path / "run", data=blobs(), model=linear())
+    assert [row["round"] for row in again.metrics] == list(range(1, 7))
+
+
+def test_a_line_that_a_crash_cut_short_is_no_charge(tmp_path):
+    folder = RunFolder(tmp_path)
+    assert folder.last_charge() == (0, "")
+    folder.note_charge(7, "a" * 64)
+    with (tmp_path / "charged.log").open("a") as file:
+        file.write("8 " + "b" * 20)
+    assert folder.last_charge() == (7, "a" * 64)
+
+
+def test_a_finished_run_is_not_made_longer(tmp_path):
+    """Whoever does that has seen its result, and its total was planned as a whole."""
+    settings = {
+        "out": str(tmp_path / "run"), "data": {"clients": 3}, "training": {"rounds": 2},
+        "privacy": {"epsilon": 1.0, "delta": 1e-3, "mechanism": "gaussian"},
+    }  # fmt: skip
+    done = udpfl.run(settings, data=blobs(), model=linear())
+    with Ledger(done.ledger_path) as ledger:
+        for account in ledger.accounts():
+            ledger.set_budget(account.id, Budget(20.0, 1e-3), reason="not good enough")
+    config = (done.folder / "config.toml").read_text()
+    (done.folder / "config.toml").write_text(config.replace("rounds = 2", "rounds = 9"))
+    again = udpfl.run(resume=done.folder, data=blobs(), model=linear())
+    assert "not a part of what the run has reserved" in again.stopped
+    with Ledger(done.ledger_path) as ledger:
+        assert ledger.rounds_charged(ledger.history().__next__().run, 1) == 2
+
+
+def test_a_ledger_that_was_tampered_with_ends_a_run(tmp_path):
+    folder = begun(tmp_path, blobs())
+    with Ledger(folder / "ledger.sqlite") as ledger:
+        ledger._file._db.execute("DROP TRIGGER charges_never_update")
+        ledger._file._db.execute("UPDATE charges SET count = 9 WHERE id = 1")
+    with pytest.raises(LedgerError, match="not sound"):
+        udpfl.run(resume=folder, data=blobs(), model=linear())
+
+
+def test_the_ledger_knows_the_records_that_were_charged(tmp_path):
+    """Also where somebody took the fingerprints out of the folder."""
+    folder = begun(tmp_path, blobs())
+    identity = json.loads((folder / "run.json").read_text())
+    del identity["fingerprints"]
+    (folder / "run.json").write_text(json.dumps(identity))
+    with pytest.raises(InvalidInput, match="are not those that the run was charged for"):
+        udpfl.run(resume=folder, data=edited(blobs()), model=linear())
 
 
 def test_a_checkpoint_ends_with_the_last_charge(tmp_path):

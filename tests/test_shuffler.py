@@ -505,7 +505,7 @@ def test_only_messages_that_were_mixed_count(federate, monkeypatch, tmp_path, la
 
     shared = {"accounting": "scalar", "ledger": str(tmp_path / "shared.sqlite")}
     if late:  # the budget is seen to be too small only when the charge is made
-        monkeypatch.setattr(Ledger, "short_of", lambda *_: set())
+        monkeypatch.setattr(Ledger, "refusals", lambda *_: {})
     result, seen = federate(shared, {"rounds": 1}, seen=Lowers())
     assert len(seen.messages) == 2
     with Ledger(result.ledger_path, read_only=True) as ledger:

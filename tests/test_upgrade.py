@@ -135,6 +135,25 @@ def test_the_own_ledger_of_a_run_stays_that_of_one_run(tmp_path, charges, runs):
     with Ledger(path) as ledger:
         assert {own.runs for own in ledger.accounts()} == {runs}
         assert (ledger.filter(2) is None) == (runs == "one")
+        notes = ledger.statement(1, 1e-5).notes
+        is_said = any("did not record what the run was planned to release" in n for n in notes)
+        assert is_said == (runs == "one")
+
+
+def test_a_record_may_have_been_at_another_client_in_every_former_run(tmp_path):
+    """Nobody noted how a data set was divided: the largest spending of each run counts."""
+    charges = [(1, "first", 0, 9), (2, "first", 0, 1), (1, "second", 0, 1), (2, "second", 0, 9)]
+    path, _ = written(tmp_path / "site.sqlite", charges=charges)
+    with Ledger(path) as ledger:
+        assert ledger.spent(1) == ledger.spent(2) == Composed([Repeated(TENTH, 10)])
+        ledger.divide({"alice": "1", "bob": "2"})
+        assert ledger.spent(1) == ledger.spent(2) == Composed([Repeated(TENTH, 18)])
+        ledger.begin_run("third", randomness="entropy", accounting="vector", description={})
+        ledger.set_budget(2, Budget(9.0, 1e-5), reason="a vote")
+        ledger.commit([Charge(2, "third", 0, (TENTH,), b"m")])
+        ledger.divide({"alice": "3", "bob": "4"})
+        assert ledger.spent(1) == Composed([Repeated(TENTH, 19)])
+        assert ledger.verify() == []
 
 
 def test_orders_of_upgraded_accounts_do_not_depend_on_what_was_set_after_a_charge(tmp_path):

@@ -18,6 +18,8 @@ def described_change(change: Decision, folders: Mapping[str, str]) -> str | None
             return f"data {content['fingerprint'][:8]}"
         case "block":
             return f"block {content['block']} of {content['client']}: nobody in it is in another"
+        case "client":
+            return f"{content['client']} joins: nobody whose record it holds is at another client"
         case "reserve":
             return f"{sum(content['totals'].values()):,} releases reserved for {run}"
         case "give back":

@@ -110,6 +110,50 @@ def add(
     )
 
 
+client_ = typer.Typer(name="client", help="Clients that join later.")
+budget.add_typer(client_)
+
+
+@client_.callback(invoke_without_command=True)
+def _client_root(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@client_.command("add")
+def add_client(
+    ledger: LedgerPath,
+    client: Annotated[str, typer.Argument(help="The new client's name.")],
+    reason: Annotated[str, typer.Option(help="Why its records are of other people.")],
+    block: BlockName = "",
+    disjoint: Annotated[
+        bool,
+        typer.Option(
+            "--disjoint",
+            help="That nobody whose record it holds is at a client known here: has to be said.",
+        ),
+    ] = False,
+    by: By = None,
+) -> None:
+    """Let a new client join with a budget of its own, because its records are of other people.
+
+    Every statement about the client carries what is said here, by whom and when.
+
+    Example:
+
+    udpfl budget client add site.sqlite carol --disjoint --reason "joined in May"
+    """
+    if not disjoint:
+        raise InvalidInput(
+            "disjoint",
+            "is what gives a new client its own budget: say --disjoint if nobody whose record it "
+            "holds is at a client that this ledger knows",
+        )
+    with open_ledger(ledger, read_only=False) as opened:
+        opened.declare_client(client, block=block, reason=reason, author=by)
+    typer.echo(f"{client}: may join with a budget of its own")
+
+
 @budget.command()
 def free(
     ledger: LedgerPath,

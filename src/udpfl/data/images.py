@@ -111,5 +111,6 @@ def data_set(
         test=records(held_out),
         classes=None if class_names is None else len(class_names),
         columns={key: column[chosen[kept]] for key, column in (columns or {}).items()},
+        test_columns={key: column[chosen[held_out]] for key, column in (columns or {}).items()},
         class_names=class_names,
     )

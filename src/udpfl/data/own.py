@@ -9,7 +9,7 @@ a DataSet             is taken as it is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
 from pathlib import Path
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from udpfl.data import table
-from udpfl.data.records import Array, DataSet, Records, Task
+from udpfl.data.records import Array, DataSet, Indices, Records, Task
 from udpfl.data.splits import hold_out, split, stream
 from udpfl.errors import InvalidInput
 
@@ -72,7 +72,9 @@ def as_dataset(
         whole = all(targets.dtype.kind in "iub" for _, targets in (*pairs, *tests))
         task = "classification" if whole else "regression"
     records = [Records(inputs, _for_task(targets, task)) for inputs, targets in pairs]
-    test_records = [Records(inputs, _for_task(targets, task)) for inputs, targets in tests]
+    test_records: list[Records | None] = [
+        Records(inputs, _for_task(targets, task)) for inputs, targets in tests
+    ]
     extra = {key: np.asarray(column) for key, column in (columns or {}).items()}
     for key, column in extra.items():
         if len(column) != len(records[0]):
@@ -81,15 +83,13 @@ def as_dataset(
                 f"needs one value for each of {len(records[0])} records, got {len(column)}",
             )
 
+    test_extra: dict[str, Array] = {}
     if splitting:
-        records, test_records, extra = _held_out(records, amount, seed, task, extra)
+        records, test_records, extra, test_extra = _held_out(records, amount, seed, task, extra)
     train, tested = _together(records), _together(test_records)
     if task == "classification" and classes is None:
         classes = 1 + int(max(train.targets.max(), tested.targets.max()))
-    owners = None
-    if isinstance(data, list):
-        ends = np.cumsum([len(own) for own in records])
-        owners = tuple(np.split(np.arange(len(train)), ends[:-1]))
+    is_by_client = isinstance(data, list)
     return DataSet(
         name=name,
         task=task,
@@ -97,8 +97,16 @@ def as_dataset(
         test=tested,
         classes=classes,
         columns=extra,
-        owners=owners,
+        owners=_positions(records) if is_by_client else None,
+        test_columns=test_extra,
+        test_owners=_positions(test_records) if is_by_client and splitting else None,
     )
+
+
+def _positions(parts: Sequence[Records | None]) -> tuple[Indices, ...]:
+    """Where each part lies when all are put together."""
+    ends = np.cumsum([0 if own is None else len(own) for own in parts])
+    return tuple(np.split(np.arange(ends[-1]), ends[:-1]))
 
 
 def _clients(data: Any) -> list[Pair]:
@@ -220,28 +228,35 @@ def _for_task(targets: Array, task: str) -> Array:
 
 def _held_out(
     records: list[Records], size: float, seed: int, task: str, extra: Mapping[str, Array]
-) -> tuple[list[Records], list[Records], dict[str, Array]]:
-    """Training and test records of every client; a client with few records may test none."""
+) -> tuple[list[Records], list[Records | None], dict[str, Array], dict[str, Array]]:
+    """Training and test records of every client, and further columns of both.
+
+    A client with few records may test none.
+    """
 
     def labels(own: Records) -> Array | None:
         return own.targets if task == "classification" else None
 
     if len(records) == 1:
         kept, held_out = hold_out(len(records[0]), size, seed, labels(records[0]))
-        columns = {key: column[kept] for key, column in extra.items()}
-        return [records[0].subset(kept)], [records[0].subset(held_out)], columns
-    train, tested = [], []
+        columns, tested_columns = (
+            {key: column[rows] for key, column in extra.items()} for rows in (kept, held_out)
+        )
+        train, tested = records[0].subset(kept), records[0].subset(held_out)
+        return [train], [tested], columns, tested_columns
+    trains: list[Records] = []
+    tests: list[Records | None] = []
     for client, own in enumerate(records):
         kept, held_out = split(len(own), size, stream(seed, client), labels(own))
-        train.append(own.subset(kept))
-        if len(held_out):
-            tested.append(own.subset(held_out))
-    if not tested:
+        trains.append(own.subset(kept))
+        tests.append(own.subset(held_out) if len(held_out) else None)
+    if not any(tests):
         raise InvalidInput("data.test", f"{size} of each client's records leaves none to test on")
-    return train, tested, {}
+    return trains, tests, {}, {}
 
 
-def _together(parts: list[Records]) -> Records:
+def _together(several: Sequence[Records | None]) -> Records:
+    parts = [part for part in several if part is not None]
     first = parts[0]
     for client, part in enumerate(parts):
         shapes = (part.inputs.shape[1:], part.targets.shape[1:])

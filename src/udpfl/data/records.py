@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Literal, get_args
@@ -59,15 +59,23 @@ class Records:
         Each record is hashed with its target and the hashes are sorted: the same people in another
         order are the same data, which is what a privacy budget has to be charged to.
         """
-        chosen = np.arange(len(self)) if indices is None else np.asarray(indices, dtype=np.int64)
-        digests = sorted(
-            blake2b(self.inputs[i].tobytes() + self.targets[i].tobytes()).digest() for i in chosen
-        )
-        whole = blake2b(digest_size=16)
-        for part in (self.inputs, self.targets):
-            whole.update(f"{part.dtype.str} {(len(chosen), *part.shape[1:])};".encode())
-        whole.update(b"".join(digests))
-        return whole.hexdigest()
+        return fingerprint_of([(self, np.arange(len(self)) if indices is None else indices)])
+
+
+def fingerprint_of(parts: Sequence[tuple[Records, ArrayLike]]) -> str:
+    """32 hexadecimal digits that name these records of all parts together, in any order."""
+    first = parts[0][0]
+    chosen = [(records, np.asarray(rows, dtype=np.int64)) for records, rows in parts]
+    digests = sorted(
+        blake2b(records.inputs[i].tobytes() + records.targets[i].tobytes()).digest()
+        for records, rows in chosen
+        for i in rows
+    )
+    whole = blake2b(digest_size=16)
+    for array in (first.inputs, first.targets):
+        whole.update(f"{array.dtype.str} {(len(digests), *array.shape[1:])};".encode())
+    whole.update(b"".join(digests))
+    return whole.hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +92,10 @@ class DataSet:
     """Further columns aligned with `train`, to partition by."""
     owners: tuple[Indices, ...] | None = None
     """Positions in `train` per client, when the data came client by client."""
+    test_columns: Mapping[str, Array] = field(default_factory=dict)
+    """The same columns aligned with `test`, where its records were held out of the same source."""
+    test_owners: tuple[Indices, ...] | None = None
+    """Positions in `test` of what was held out of each client's records."""
     class_names: tuple[str, ...] | None = None
     """What the labels 0, 1, ... are called, for people."""
     references: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -121,6 +133,12 @@ class DataSet:
                 )
         if self.owners is not None:
             _check_owners(self.owners, len(self.train))
+        for name, column in self.test_columns.items():
+            if name not in self.columns or len(column) != len(self.test):
+                raise InvalidInput(
+                    f"data.test_columns.{name}",
+                    f"needs one value for each of {len(self.test)} test records, got {len(column)}",
+                )
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import csv
 import math
+import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -64,6 +65,7 @@ def load(*, seed: int, directory: Path | None, test: float, options: Mapping[str
     else:
         targets = numeric(target)
     records = Records(numeric(features), targets)
+    columns = {name: _names(name, table[name]) for name in by}
     kept, held_out = hold_out(len(records), test, seed, targets if classify else None)
     return DataSet(
         name=path.stem,
@@ -71,7 +73,8 @@ def load(*, seed: int, directory: Path | None, test: float, options: Mapping[str
         train=records.subset(kept),
         test=records.subset(held_out),
         classes=classes,
-        columns={name: _labels(name, table[name])[kept] for name in by},
+        columns={name: column[kept] for name, column in columns.items()},
+        test_columns={name: column[held_out] for name, column in columns.items()},
     )
 
 
@@ -161,6 +164,17 @@ def _bounded(column: str, numbers: Array, bounds: Any) -> Array:
         )
     result: Array = np.clip(2 * (numbers - low) / (high - low) - 1, -1, 1)
     return result
+
+
+def _names(column: str, values: Sequence[str]) -> Array:
+    """Values that clients are named after, each as it is written: "01" is not 1.
+
+    Whole numbers where every value is one and is written like one, so that 10 sorts after 9. What
+    looks the same is the same text, however its accents are coded.
+    """
+    texts = [unicodedata.normalize("NFC", value) for value in values]
+    numbers = _labels(column, texts)
+    return numbers if list(map(str, numbers)) == texts else np.array(texts)
 
 
 def _labels(column: str, values: Sequence[str]) -> Array:

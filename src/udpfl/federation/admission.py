@@ -40,14 +40,32 @@ class Holding:
     names: Sequence[str]
     fingerprints: Sequence[str]
     sizes: Sequence[int]
-    is_divided: bool
-    """Whether one data set was divided among them, so that another seed moves records about."""
+    pool: str = ""
+    """The fingerprint of the data set that was divided among them, so that another seed moves
+    records about; empty where every client brought its own."""
     block: str = ""
 
     @property
     def parts(self) -> dict[str, str]:
         """The fingerprint of every client's records."""
         return dict(zip(self.names, self.fingerprints, strict=True))
+
+    def require_accounts(self, ledger: Ledger) -> None:
+        """Refuse clients, blocks and records that would get a second budget in this ledger."""
+        ledger.require_own_accounts(self.parts, self.block)
+        if self.pool:
+            ledger.require_one_block(self.pool, self.block)
+        elif ledger.division(self.block) is None:  # else they take over what was spent
+            ledger.require_known(self.names, self.block)
+
+    def taken_over(self, ledger: Ledger) -> Takeover | None:
+        """What clients take over where records may have moved.
+
+        Also where the data is not divided now: its records may come out of a set that was.
+        """
+        if not self.pool and ledger.division(self.block) is None:
+            return None
+        return ledger.taken_over(self.parts, self.block)
 
 
 def plan_within(settings: Config, holding: Holding, schedule: Schedule, plan: Plan) -> list[
@@ -98,8 +116,8 @@ def _read_pasts(
     with Ledger(path, read_only=True) as ledger:
         if problems := ledger.verify():
             raise LedgerError(f"the ledger is not sound, nothing is charged to it: {problems[0]}")
-        for name, fingerprint in holding.parts.items():
-            ledger.require_own_account(name, fingerprint, holding.block)
+        holding.require_accounts(ledger)
+        for name in holding.names:
             if (known := ledger.account_of(name, holding.block)) is not None:
                 rule = ledger.filter(known)
                 if rule is None:
@@ -107,7 +125,7 @@ def _read_pasts(
                 budget, held = ledger.budget(known), ledger.held(known)
                 if budget is not None or held is not None:  # else its orders are not fixed yet
                     pasts[name] = Past(rule, budget, held)
-        taken = _taken_over(ledger, holding)
+        taken = holding.taken_over(ledger)
     if taken is None:
         return pasts, False
     rule = taken.rule
@@ -123,16 +141,6 @@ def _require_apart(holding: Holding) -> None:
     ):
         if size and (other := holders.setdefault(fingerprint, name)) != name:
             raise InvalidInput("data", f"{other} and {name} hold the very same records")
-
-
-def _taken_over(ledger: Ledger, holding: Holding) -> Takeover | None:
-    """What clients take over where records may have moved.
-
-    Also where the data is not divided now: its records may come out of a set that was.
-    """
-    if not holding.is_divided and ledger.division(holding.block) is None:
-        return None
-    return ledger.taken_over(holding.parts, holding.block)
 
 
 def _require_alike(people: Sequence[Participant]) -> None:
@@ -202,42 +210,97 @@ def _refusal(
     schedule: Schedule,
     plan: Plan,
 ) -> str:
-    """Who cannot pay for the run, and what the first of them could pay for."""
+    """Who cannot pay for the run, and what all of them could pay for."""
+    privacy = settings.privacy
+    assert isinstance(privacy, PrivacyConfig)
     own = next(person for person in people if person.name in short)
-    past, rounds = pasts[own.name], own.rounds
-    event, offers = own.round_event, []
-    assert past.budget is not None
-    assert event is not None
-    if not own.factors and (left := rounds_left(past.history, event, past.budget, past.rule)):
-        cost = account(Repeated(event, left), past.budget.delta, past.rule).epsilon
-        less = math.floor(1e4 * cost) / 1e4
-        offers.append(f"{left} of {rounds} rounds (with privacy.epsilon = {less:g})")
-    try:
-        fitted = plan(schedule, {name: pasts[name] for name in pasts if name in short})
-        noisier = next(person for person in fitted if person.name == own.name)
-        assert noisier.release is not None
-        if _fits(noisier, past):  # not where a method brings its own noise along
-            offers.append(f"{rounds} rounds at noise {noisier.release.mechanism.noise_std:.3g}")
-    except UdpflError:
-        pass
+    budget = pasts[own.name].budget
+    assert budget is not None
+    offers = []
+    if privacy.accounting == "vector":
+        offers = [
+            *_fewer_rounds([person for person in people if person.name in short], pasts),
+            *_more_noise(own, pasts, short, schedule, plan),
+        ]
     fits = f"{' or '.join(offers)} would fit" if offers else "nothing of it would fit"
     return (
-        f"{listed(sorted(short))}: the budget in {settings.privacy.ledger} does not hold this run; "  # type: ignore[union-attr]
-        f"nothing was trained. {own.name} has ε = {past.budget.epsilon:g} at δ = "
-        f'{past.budget.delta:g} in all: {fits} (privacy.exhausted = "fit" adds noise, "skip" '
+        f"{listed(sorted(short))}: the budget in {privacy.ledger} does not hold this run; "
+        f"nothing was trained. {own.name} has ε = {budget.epsilon:g} at δ = "
+        f'{budget.delta:g} in all: {fits} (privacy.exhausted = "fit" adds noise, "skip" '
         "leaves such clients out)"
     )
 
 
-def require_charges(ledger: Ledger, folder: RunFolder) -> None:
-    """Refuse to go on, and to reserve, where the ledger does not hold what a run has released."""
-    found = folder.read_checkpoint()
-    if found is not None and not ledger.holds(*found.head):
-        raise LedgerError(
-            f"charge {found.head[0]}, which {folder.path} ended with, is not in its ledger: this "
-            "is another ledger, or one that was restored from a backup. What was charged since is "
-            "missing, so the run cannot go on"
-        )
+def _fewer_rounds(short: Sequence[Participant], pasts: Mapping[str, Past]) -> list[str]:
+    """How many rounds all could pay for, where they are to pay alike and in every round alike."""
+    events = {person.round_event for person in short}
+    if len(events) > 1 or short[0].factors:
+        return []
+    (event,), rounds = events, max(person.rounds for person in short)
+    assert event is not None
+    past = min((pasts[person.name] for person in short), key=lambda own: _left(own, event))
+    if not (left := _left(past, event)):
+        return []
+    assert past.budget is not None
+    cost = account(Repeated(event, left), past.budget.delta, past.rule).epsilon
+    epsilon = math.floor(1e4 * cost) / 1e4  # with which the same noise is planned
+    return [f"{left} of {rounds} rounds (with privacy.epsilon = {epsilon:g})"]
+
+
+def _left(past: Past, event: Event) -> int:
+    assert past.budget is not None
+    return rounds_left(past.history, event, past.budget, past.rule)
+
+
+def _more_noise(
+    own: Participant,
+    pasts: Mapping[str, Past],
+    short: set[str],
+    schedule: Schedule,
+    plan: Plan,
+) -> list[str]:
+    """The noise of this client with which all could pay for the whole run."""
+    try:
+        fitted = plan(schedule, {name: pasts[name] for name in pasts if name in short})
+    except UdpflError:
+        return []
+    noisier = next(person for person in fitted if person.name == own.name)
+    assert noisier.release is not None
+    # A method that brings its own noise along does not fit whatever is planned.
+    if not all(_fits(person, pasts[person.name]) for person in fitted if person.name in short):
+        return []
+    return [f"{own.rounds} rounds at noise {noisier.release.mechanism.noise_std:.3g}"]
+
+
+def require_charges(
+    path: Path, folder: RunFolder, run: str, fingerprints: Mapping[str, str], block: str
+) -> None:
+    """Refuse to go on where the ledger does not hold what a run has released, or is not sound.
+
+    `fingerprints` are of the records that the run would go on with, by client.
+    """
+    checkpoint, last = folder.read_checkpoint(), folder.last_charge()
+    if checkpoint is None and last[0] == 0:  # it never got to begin
+        return
+    if not path.is_file():
+        raise LedgerError(f"{path}, the ledger of {folder.path}, is not there: it cannot go on")
+    with Ledger(path, read_only=True) as ledger:
+        for number, chain in {last, *(() if checkpoint is None else (checkpoint.head,))}:
+            if not ledger.holds(number, chain):
+                raise LedgerError(
+                    f"charge {number}, which {folder.path} ended with, is not in its ledger: this "
+                    "is another ledger, or one that was restored from a backup. What was charged "
+                    "since is missing, so the run cannot go on"
+                )
+        if problems := ledger.verify(events=False):
+            raise LedgerError(f"the ledger is not sound, nothing is charged to it: {problems[0]}")
+        charged = ledger.data_of(run)
+        for name, fingerprint in fingerprints.items():
+            account = ledger.account_of(name, block)
+            if account is not None and charged.get(account, fingerprint) != fingerprint:
+                raise InvalidInput(
+                    "resume", f"the records of {name} are not those that the run was charged for"
+                )
 
 
 def admit(
@@ -251,37 +314,56 @@ def admit(
 ) -> list[int]:
     """Open every client's account and reserve what the run will cost it; the accounts.
 
-    A run that claims nothing gets no budgets and reserves nothing: it could not keep any.
+    All of it or nothing: a run that is refused leaves the ledger as it was. A run that claims
+    nothing gets no budgets and reserves nothing: it could not keep any.
     """
-    privacy = settings.privacy
-    private = isinstance(privacy, PrivacyConfig)
-    shared = isinstance(privacy, PrivacyConfig) and privacy.ledger is not None
+    with ledger.transaction():
+        _begin(settings, ledger, run, folder)
+        return _reserved(settings, ledger, run, holding, people, claimed)
+
+
+def _begin(settings: Config, ledger: Ledger, run: str, folder: str) -> None:
+    privacy = settings.privacy if isinstance(settings.privacy, PrivacyConfig) else None
     ledger.begin_run(
         run,
-        randomness=privacy.randomness if isinstance(privacy, PrivacyConfig) else "entropy",
-        accounting=privacy.accounting if isinstance(privacy, PrivacyConfig) else "vector",
+        randomness=privacy.randomness if privacy else "entropy",
+        accounting=privacy.accounting if privacy else "vector",
         description={
             "data": settings.data.name,
             "algorithm": settings.training.algorithm,
             "folder": folder,
         },
     )
-    guaranteed = claimed and isinstance(privacy, PrivacyConfig) and privacy.accounting == "vector"
+
+
+def _reserved(
+    settings: Config,
+    ledger: Ledger,
+    run: str,
+    holding: Holding,
+    people: Sequence[Participant],
+    claimed: bool,
+) -> list[int]:
+    privacy = settings.privacy if isinstance(settings.privacy, PrivacyConfig) else None
+    is_shared = privacy is not None and privacy.ledger is not None
+    if is_shared:
+        holding.require_accounts(ledger)
     accounts = ledger.open_accounts(
-        holding.parts, block=holding.block, runs="many" if shared else "one"
+        holding.parts, block=holding.block, runs="many" if is_shared else "one"
     )
-    for person, number in zip(people, accounts, strict=True):
-        if person.budget and guaranteed and ledger.budget(number) is None:
-            ledger.set_budget(number, person.budget)
-    if shared and (holding.is_divided or ledger.division(holding.block) is not None):
-        if _taken_over(ledger, holding) is not None:
-            _require_alike(people)
-        ledger.divide(holding.parts, holding.block)
-    if private and claimed:
-        plans: dict[int, Event] = {}
+    if claimed and privacy and privacy.accounting == "vector":
         for person, number in zip(people, accounts, strict=True):
-            event = person.rest_event(ledger.rounds_charged(run, number))
-            if event is not None:
-                plans[number] = event
+            if person.budget and ledger.budget(number) is None:
+                ledger.set_budget(number, person.budget)
+    if is_shared and (holding.pool or ledger.division(holding.block) is not None):
+        if holding.taken_over(ledger) is not None:
+            _require_alike(people)
+        ledger.divide(holding.parts, holding.block, holding.pool)
+    if claimed and privacy:
+        rests = [
+            own.rest_event(ledger.rounds_charged(run, number))
+            for own, number in zip(people, accounts, strict=True)
+        ]
+        plans = {number: rest for number, rest in zip(accounts, rests, strict=True) if rest}
         ledger.reserve(run, plans)
     return accounts

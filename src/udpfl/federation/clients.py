@@ -8,7 +8,7 @@ is in its ledger.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
@@ -58,9 +58,11 @@ class Clients:
         trainer: Trainer,
         ledger: Ledger,
         note: str = "",
+        note_charge: Callable[[int, str], None] | None = None,
     ) -> None:
         self._run, self._trainer, self._ledger = run, trainer, ledger
         self._note = note  # beside every charge in the ledger
+        self._note_charge = note_charge
 
     def answer(self, request: Request, sites: Sequence[Site]) -> Answers:
         """Answer for these clients.
@@ -79,12 +81,11 @@ class Clients:
                 willing.append(site)
         rounds = {site.account: site.participant.at(request.round).round_event for site in willing}
         events = {account: event for account, event in rounds.items() if event is not None}
-        short = self._ledger.short_of(self._run, events)
+        refusals = self._ledger.refusals(self._run, events)
         for site in willing:
-            if site.account in short:
-                refusal = "the budget does not allow another round"
-                answers.refused[site.participant.name] = refusal
-        willing = [site for site in willing if site.account not in short]
+            if site.account in refusals:
+                answers.refused[site.participant.name] = refusals[site.account]
+        willing = [site for site in willing if site.account not in refusals]
         if willing:
             together = len(stored) + len(willing)
             willing = [
@@ -143,6 +144,8 @@ class Clients:
                 for charge in map(_alone, charges)
                 if self._committed(charge, request.settled, sites, answers)
             ]
+        if self._note_charge is not None:  # a ledger that is put back later will lack this charge
+            self._note_charge(*self._ledger.head())
         names = {site.account: site.participant.name for site in sites}
         return {names[charge.account]: charge.message for charge in charges}
 

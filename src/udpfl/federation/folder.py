@@ -5,6 +5,7 @@ run.json             identity, version, and whether the run is private
 participants.json    what each client declares, and its noise
 records.npz          the record indices of each client, of the test and of the public split
 metrics.jsonl        one line per round
+charged.log          the ledger's last charge after every round, on disk before a message is used
 checkpoints/         the server's state after the latest rounds
 ledger.sqlite        charges and answers, unless the run uses a shared ledger
 updates/             released messages of the rounds in `record_updates`
@@ -33,6 +34,8 @@ from udpfl.data.records import DataSet, Indices
 from udpfl.errors import InvalidInput, UdpflError
 
 _KEPT = 2
+_HASH = 64
+"""Characters of a hash in the ledger's chain."""
 
 
 class Checkpoint(NamedTuple):
@@ -167,6 +170,26 @@ class RunFolder:
             except (UdpflError, OSError, KeyError, TypeError, ValueError):
                 continue
         return None
+
+    def note_charge(self, number: int, chain: str) -> None:
+        """The ledger's last charge, on disk before anybody sees what was charged."""
+        with _explained(self._charged), self._charged.open("a") as file:
+            file.write(f"{number} {chain}\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def last_charge(self) -> tuple[int, str]:
+        """The last charge that was noted; 0 and nothing before the first."""
+        lines = self._charged.read_text().splitlines() if self._charged.exists() else []
+        for line in reversed(lines):
+            number, _, chain = line.partition(" ")
+            if number.isdigit() and len(chain) == _HASH:  # a crash may have cut the last one short
+                return int(number), chain
+        return 0, ""
+
+    @property
+    def _charged(self) -> Path:
+        return self.path / "charged.log"
 
     def _checkpoint(self, round_: int) -> Path:
         return self.path / "checkpoints" / f"round-{round_:06d}.safetensors"

@@ -10,7 +10,7 @@ import numpy as np
 from udpfl.algorithms import Algorithm
 from udpfl.config import Config, load
 from udpfl.data import DataSet, partition, sizes_are_public, split
-from udpfl.data.records import Indices
+from udpfl.data.records import Indices, fingerprint_of
 from udpfl.errors import InvalidInput
 
 log = logging.getLogger(__name__)
@@ -70,6 +70,32 @@ def _named_by_column(config: Config, data: DataSet, parts: Sequence[Indices]) ->
         if all(len(own) == 1 for own in values):
             return [str(own[0]) for own in values]
     return None
+
+
+def fingerprints_of(config: Config, data: DataSet, parts: Sequence[Indices]) -> list[str]:
+    """What names the records of each client.
+
+    All that it brought, whatever was held out for testing: another test split is not another set of
+    people. Where one data set is divided by chance, the client's part of it.
+    """
+    if data.owners is not None:
+        tests = data.test_owners or [np.arange(0)] * len(parts)
+        pairs = list(zip(data.owners, tests, strict=True))
+    elif (names := _named_by_column(config, data, parts)) is not None:
+        by = str(config.data.by)
+        held_out = data.test_columns.get(by, np.empty(0, dtype=str)).astype(str)
+        own = data.columns[by].astype(str)
+        pairs = [(np.flatnonzero(own == n), np.flatnonzero(held_out == n)) for n in names]
+    else:
+        pairs = [(part, np.arange(0)) for part in parts]
+    return [fingerprint_of([(data.train, kept), (data.test, held)]) for kept, held in pairs]
+
+
+def pool_fingerprint(data: DataSet) -> str:
+    """What names all records of a data set, those that were held out of it for testing included."""
+    is_part = data.test.positions is not None
+    test = np.arange(len(data.test) if is_part else 0)
+    return fingerprint_of([(data.train, np.arange(len(data.train))), (data.test, test)])
 
 
 def is_divided(config: Config, data: DataSet, parts: Sequence[Indices]) -> bool:

@@ -52,8 +52,10 @@ from udpfl.federation.shares import (
     assumptions,
     client_names,
     divided,
+    fingerprints_of,
     fitted,
     is_divided,
+    pool_fingerprint,
     require_public,
 )
 from udpfl.federation.shuffler import NOTE, Shuffler, shuffle_notes
@@ -129,12 +131,13 @@ def run(
 
     schedule = selection(settings)
     _advise(settings)
-    fingerprints = [dataset.train.fingerprint(part) for part in parts]
+    fingerprints = fingerprints_of(settings, dataset, parts)
+    is_shared = isinstance(settings.privacy, PrivacyConfig) and settings.privacy.ledger is not None
     holding = Holding(
         client_names(settings, dataset, parts),
         fingerprints,
         [len(part) for part in parts],
-        is_divided(settings, dataset, parts),
+        pool_fingerprint(dataset) if is_shared and is_divided(settings, dataset, parts) else "",
         settings.data.block or "",
     )
     if folder is None:
@@ -155,8 +158,9 @@ def run(
     noise = own_noise(settings, algorithm, [person.declared_size for person in people])
 
     ledger_path = Path(identity["ledger"]) if identity["ledger"] else folder.ledger
+    with folder.locked():
+        require_charges(ledger_path, folder, identity["id"], holding.parts, holding.block)
     with folder.locked(), Ledger(ledger_path) as ledger:
-        require_charges(ledger, folder)
         accounts = admit(
             settings, ledger, identity["id"], folder.path.name, holding, people, unclaimed is None
         )
@@ -188,6 +192,7 @@ def run(
             ),
             ledger=ledger,
             note=TRUSTED if algorithm.trusts_server else NOTE if settings.training.shuffle else "",
+            note_charge=folder.note_charge,
         )
         federation = Federation(
             config=settings,

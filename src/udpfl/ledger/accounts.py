@@ -7,6 +7,7 @@ patients of another quarter) get an account of their own, a block, by a statemen
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, get_args
@@ -101,9 +102,7 @@ class Accounts:
 
     def declare_block(self, client: str, block: str, reason: str, author: str | None) -> None:
         """Put on record that the records of this block are of nobody who is in another block."""
-        for name, value in (("client", client), ("block", block), ("reason", reason)):
-            if not isinstance(value, str) or not value.strip():
-                raise InvalidInput(name, f"must be a text, got {value!r}")
+        _require_texts(client=client, block=block, reason=reason)
         with self._file.writing():
             if self._said_about(client, block):
                 raise InvalidInput("block", f"{block!r} of {client} is on record already")
@@ -120,22 +119,43 @@ class Accounts:
                 "--disjoint --reason ...` does",
             )
 
-    def _said_about(self, client: str, block: str) -> Decision | None:
-        for found in self._decisions.of("block", None):
+    # Clients that come later
+
+    def declare_client(self, client: str, block: str, reason: str, author: str | None) -> None:
+        """Put on record that the records of a new client are of nobody who is at another one."""
+        _require_texts(client=client, reason=reason)
+        with self._file.writing():
+            if self.find(client, block) or self._said_about(client, block, "client"):
+                raise InvalidInput("client", f"{client} is known already")
+            content = {"client": client, "block": block, "disjoint": True}
+            self._decisions.append("client", None, content, reason, author)
+
+    def unknown(self, clients: Iterable[str], block: str) -> list[str]:
+        """Clients without an account, of whom nobody said that their records are of new people."""
+        known = {own.client for own in self.all() if own.block == block}
+        return [
+            client
+            for client in clients
+            if client not in known and not self._said_about(client, block, "client")
+        ]
+
+    def _said_about(
+        self, client: str, block: str, kind: Literal["block", "client"] = "block"
+    ) -> Decision | None:
+        for found in self._decisions.of(kind, None):
             if (found.content["client"], found.content["block"]) == (client, block):
                 return found
         return None
 
-    def note_on(self, account: int) -> str:
-        """What a statement about an account has to add; empty where it is not a block."""
-        owner = self.owner(account)
-        said = self._said_about(owner.client, owner.block) if owner.block else None
-        if said is None:
-            return ""
-        return (
-            f"assumes that nobody whose record is in the block {owner.block} of {owner.client} is "
-            f"in another one, as {said.author} said on {said.decided_at[:10]}: {said.reason}"
-        )
+    def notes_on(self, account: int) -> list[str]:
+        """What a statement about an account takes from the words of people."""
+        client, block = self.owner(account).client, self.owner(account).block
+        notes = []
+        if block and (said := self._said_about(client, block)):
+            notes.append(f"is in the block {block} of {client} is in another one, {_quoted(said)}")
+        if said := self._said_about(client, block, "client"):
+            notes.append(f"is at {client} is at another client of this ledger, {_quoted(said)}")
+        return [f"assumes that nobody whose record {note}" for note in notes]
 
     # Data
 
@@ -175,7 +195,7 @@ class Accounts:
         if is_fixed and known and delta != known[-1].delta:
             raise InvalidInput(
                 "delta",
-                f"is {known[-1].delta:g} for {owner.name} since its first charge: a total over "
+                f"is {known[-1].delta:g} for {owner.name}, who was charged already: a total over "
                 "runs holds at one delta, which no result may change",
             )
         content = {"epsilon": epsilon, "delta": delta}
@@ -202,6 +222,16 @@ class Accounts:
         decided = self._decisions.last("orders", account)
         assert decided is not None, "every account of many runs has orders"
         return _filter(tuple(decided.content["orders"]), tuple(decided.content["shares"]))
+
+
+def _quoted(said: Decision) -> str:
+    return f"as {said.author} said on {said.decided_at[:10]}: {said.reason}"
+
+
+def _require_texts(**values: str) -> None:
+    for name, value in values.items():
+        if not isinstance(value, str) or not value.strip():
+            raise InvalidInput(name, f"must be a text, got {value!r}")
 
 
 @lru_cache(maxsize=1024)

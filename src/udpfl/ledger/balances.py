@@ -20,6 +20,7 @@ from udpfl.ledger.spending import (
     Spending,
     accounted,
     as_event,
+    bare_totals,
     check_one_basis,
     nominal_before,
     resting_on_imports,
@@ -33,6 +34,10 @@ _NOTHING: Counter[str] = Counter()
 _WHOLE_PLAN = (
     "stated with everything that the run was planned to release, whether or not it got there: "
     "whoever stops a run has seen its results"
+)
+_NO_PLAN = (
+    "an earlier version wrote the ledger and did not record what the run was planned to release: "
+    "holds if nobody stopped the run because of its results"
 )
 _TAKEN_OVER = (
     "its records may have been at other clients before, so the largest spending among those is "
@@ -101,6 +106,32 @@ class Balances:
             total = total + (own.totals - spent)
         return total
 
+    def _is_without_plan(self, account: int) -> bool:
+        """Whether releases were charged before plans were recorded."""
+        was_upgraded = self._decisions.of("upgrade", None)
+        return bool(was_upgraded) and not self._reservations.of(account)
+
+    def unfinished(self, account: int) -> list[str]:
+        """Runs that have reserved more than they have spent."""
+        return [
+            own.run
+            for own in self._reservations.held(account)
+            if own.totals - self.charged_in(account, own.run)
+        ]
+
+    def is_within_plan(self, account: int, run: str, more: Counter[str]) -> bool:
+        """Whether a run that has reserved its plan keeps to it, and still holds the reservation.
+
+        A run that never reserved anything has no plan to keep to.
+        """
+        if (made := self._reservations.of_run(account, run)) is None:
+            return True
+        wanted = self.charged_in(account, run) + more
+        if not self._reservations.is_held(account, made):
+            return False
+        # Who is mixed with fewer messages than planned pays for that, and releases the same.
+        return wanted <= made.totals or bare_totals(wanted) <= bare_totals(made.totals)
+
     def budget(self, account: int) -> Budget | None:
         """The budget set last, by whichever process; None where none was."""
         found = self._accounts.budgets(account)
@@ -147,10 +178,11 @@ class Balances:
                 plan |= own.totals
         totals = spending.totals | plan
         statement = accounted(totals, delta, rule)
-        notes = [self._accounts.note_on(account)]
+        notes = self._accounts.notes_on(account)
         notes += [_WHOLE_PLAN] if totals != spending.totals else []
         notes += [_TAKEN_OVER] if spending.taken_over else []
-        statement = replace(statement, notes=(*statement.notes, *filter(None, notes)))
+        notes += [_NO_PLAN] if owner.runs == "one" and self._is_without_plan(account) else []
+        statement = replace(statement, notes=(*statement.notes, *notes))
         if spending.imported:
             statement = resting_on_imports(statement)
         if spending.trusting:

@@ -2,9 +2,10 @@
 
 Kinds of rows: "open" (an account), "orders" (how its releases are added up), "data" (a version of a
 client's records), "block" (a statement that some records are of nobody who is in another block),
-"budget", "division" (which client holds which part of one data set), "take over" (the spending of
-other accounts), "reserve" and "give back" (what a run is going to spend), "upgrade" (of a file that
-an earlier version wrote).
+"client" (one that a new client's records are of nobody who is at another client), "budget",
+"division" (which client holds which part of one data set), "take over" (the spending of other
+accounts), "reserve" and "give back" (what a run is going to spend), "upgrade" (of a file that an
+earlier version wrote).
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from udpfl.ledger.chain import chained, end_problems, head_of, missing_rows
 from udpfl.ledger.file import LedgerFile, now
 
 Kind = Literal[
-    "open", "orders", "data", "block", "budget", "division", "take over", "reserve", "give back",
-    "upgrade",
+    "open", "orders", "data", "block", "client", "budget", "division", "take over", "reserve",
+    "give back", "upgrade",
 ]  # fmt: skip
 
 

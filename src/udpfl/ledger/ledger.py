@@ -14,7 +14,8 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self, get_args
@@ -50,6 +51,10 @@ from udpfl.ledger.spending import (
 )
 from udpfl.ledger.upgrade import upgrade
 
+_NOT_PLANNED = (
+    "this is not a part of what the run has reserved, or somebody freed it; no update was "
+    "released. A run that is resumed reserves again"
+)
 _ANY_DELTA = 1e-5
 """To see whether releases can be accounted at all."""
 
@@ -79,6 +84,12 @@ class Ledger:
     def close(self) -> None:
         """Close the file; closing twice is fine."""
         self._file.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Whatever is written inside is stored together, or not at all; other processes wait."""
+        with self._file.writing():
+            yield
 
     # Runs, accounts and budgets
 
@@ -127,19 +138,42 @@ class Ledger:
         Refuses records that are known under another name: their budget would begin anew.
         """
         with self._file.writing():
-            for client, fingerprint in parts.items() if runs == "many" else ():
-                self.require_own_account(client, fingerprint, block)
+            if runs == "many":
+                self.require_own_accounts(parts, block)
             return [self.account(*own, block=block, runs=runs) for own in parts.items()]
 
-    def require_own_account(self, client: str, fingerprint: str, block: str = "") -> None:
+    def require_own_accounts(self, parts: Mapping[str, str], block: str = "") -> None:
         """Refuse records that are known under another name, and blocks without a statement."""
-        if known := self.other_names(client, fingerprint, block):
+        for client, fingerprint in parts.items():
+            if known := self.other_names(client, fingerprint, block):
+                raise InvalidInput(
+                    "privacy.ledger",
+                    f"the data of {client} is known there as {known[0]}: its budget cannot begin "
+                    "anew under another name",
+                )
+            self._accounts.require_statement(client, block)
+
+    def require_known(self, clients: Iterable[str], block: str = "") -> None:
+        """Refuse clients that are new where others have spent: their records may be the others'.
+
+        Unless `declare_client` has said that they are of new people.
+        """
+        if not (unknown := self._accounts.unknown(clients, block)):
+            return
+        held = [own for own in self.accounts() if own.block == block and self.held(own.id)]
+        if held:
             raise InvalidInput(
                 "privacy.ledger",
-                f"the data of {client} is known there as {known[0]}: its budget cannot begin anew "
-                "under another name",
+                f"{unknown[0]} is new there, and its records may have been at {held[0].name} in an "
+                "earlier run, which was charged for them: `udpfl budget client add LEDGER "
+                f"{unknown[0]} --disjoint --reason ...` says that they are of other people",
             )
-        self._accounts.require_statement(client, block)
+
+    def declare_client(
+        self, client: str, *, block: str = "", reason: str, author: str | None = None
+    ) -> None:
+        """Put on record that nobody whose record a new client holds is at a client known here."""
+        self._accounts.declare_client(client, block, reason, author)
 
     def declare_block(
         self, client: str, block: str, *, reason: str, author: str | None = None
@@ -281,14 +315,17 @@ class Ledger:
         with self._file.snapshot():
             return not self._balances.fits(account, {run: totals_of([event])})
 
-    def short_of(self, run: str, events: Mapping[int, Event]) -> set[int]:
-        """The accounts whose budget does not hold what a run would release next."""
+    def refusals(self, run: str, events: Mapping[int, Event]) -> dict[int, str]:
+        """Why accounts do not hold what a run would release next; those that do are left out."""
+        found = {}
         with self._file.snapshot():
-            return {
-                account
-                for account, event in events.items()
-                if not self._balances.fits(account, {run: totals_of([event])})
-            }
+            for account, event in events.items():
+                wanted = totals_of([event])
+                if not self._balances.is_within_plan(account, run, wanted):
+                    found[account] = _NOT_PLANNED
+                elif not self._balances.fits(account, {run: wanted}):
+                    found[account] = "the budget does not allow another round"
+        return found
 
     # Reservations
 
@@ -352,6 +389,16 @@ class Ledger:
 
     # Data that is divided among clients
 
+    def require_one_block(self, pool: str, block: str = "") -> None:
+        """Refuse a data set that was divided under another block: it is of the same people."""
+        known = self._divisions.block_of(pool)
+        if known not in (None, block):
+            raise InvalidInput(
+                "data.block",
+                f"exactly this data set was charged as {known or 'the clients themselves'}: a "
+                "block is for records of other people",
+            )
+
     def division(self, block: str = "") -> Mapping[str, str] | None:
         """Which client held which part of one data set, in the last run that divided it."""
         return self._divisions.last(block)
@@ -360,14 +407,14 @@ class Ledger:
         """What these clients take over if they hold these parts of one data set from now on."""
         return self._divisions.taken_over(clients, block)
 
-    def divide(self, clients: Mapping[str, str], block: str = "") -> None:
-        """Note which client holds which part of one data set (client: fingerprint).
+    def divide(self, clients: Mapping[str, str], block: str = "", pool: str = "") -> None:
+        """Note which client holds which part of one data set (client: fingerprint), and its own.
 
         Where records may have moved from one account to another, each counts the largest spending
         among them as its own.
         """
         with self._file.writing():
-            self._divisions.note(clients, block)
+            self._divisions.note(clients, block, pool)
 
     # Charging
 
@@ -409,6 +456,9 @@ class Ledger:
             self._require_only_run(charge.account, charge.run)
         for account, wanted in demand.items():
             self._balances.require_one_basis(account, wanted)
+            for run, totals in wanted.items():
+                if not self._balances.is_within_plan(account, run, totals):
+                    raise BudgetExceeded(f"client {self._owner(account).name}: {_NOT_PLANNED}")
             if not self._balances.fits(account, wanted):
                 budget, rule = self._balances.budget(account), self.filter(account)
                 assert budget is not None, "without a budget everything fits"
@@ -489,6 +539,7 @@ class Ledger:
             self._check_accountable(account, totals)
             charge = Charge(account, run, 0, (event,), b"", fingerprint=fingerprint)
             Chain(self._file).append(charge, owner, "entropy", totals, said)
+            self._divisions.forget(owner.block)  # those records may be at another client by now
         return run
 
     def _check_accountable(self, account: int, more: Counter[str]) -> None:

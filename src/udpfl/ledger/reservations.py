@@ -39,13 +39,18 @@ class Reservations:
         """Those that were made, whether or not the rest was given back; the last of each run."""
         return list(self._read(account).values())
 
+    def of_run(self, account: int, run: str) -> Reservation | None:
+        """The last one that a run made, whether or not the rest was given back."""
+        return self._read(account).get(run)
+
     def held(self, account: int) -> list[Reservation]:
         """Those of which the rest was not given back."""
-        made = self._read(account)
-        if not made:
-            return []
-        ended = {f.content["run"]: f.id for f in self._decisions.of("give back", account)}
-        return [own for own in made.values() if ended.get(own.run, 0) < own.decision]
+        return [own for own in self._read(account).values() if self.is_held(account, own)]
+
+    def is_held(self, account: int, own: Reservation) -> bool:
+        """Whether the rest of it was not given back."""
+        ends = (d for d in self._decisions.of("give back", account) if d.content["run"] == own.run)
+        return all(end.id < own.decision for end in ends)
 
     def _read(self, account: int) -> dict[str, Reservation]:
         rows = self._decisions.of("reserve", account)

@@ -19,6 +19,7 @@ from udpfl.accounting.events import Composed, Event, Repeated, basis, leaves
 from udpfl.accounting.filter import Filter
 from udpfl.accounting.sensitivity import whole
 from udpfl.accounting.serial import event_from_json, event_to_json
+from udpfl.accounting.shuffling import unshuffled
 from udpfl.accounting.statement import PrivacyStatement
 from udpfl.errors import Unsupported
 from udpfl.ledger.decisions import Decision
@@ -33,6 +34,19 @@ def totals_of(events: Iterable[Event]) -> Counter[str]:
     counts = leaves(Composed(events)).items()
     totals = Counter({event_to_json(leaf): whole("count", count) for leaf, count in counts})
     return totals or Counter({NO_CLAIM: 1})
+
+
+def bare_totals(totals: Mapping[str, int]) -> Counter[str]:
+    """The same releases without regard to who else's messages they are mixed with."""
+    bare: Counter[str] = Counter()
+    for text, count in totals.items():
+        bare[_bare(text)] += count
+    return bare
+
+
+@lru_cache(maxsize=1024)
+def _bare(text: str) -> str:
+    return text if text == NO_CLAIM else event_to_json(unshuffled(event_from_json(text)))
 
 
 def as_event(totals: Mapping[str, int]) -> Event | None:
