@@ -243,6 +243,7 @@ def test_records_get_no_new_budget_by_another_kind_of_partition(place, udpfl_, o
     assert code == 2
     assert "records of this data set may be at other clients than in earlier runs" in err
     assert len(releases(udpfl_)) == 2
+    assert len(list((place / "runs").iterdir())) == 1  # it never began
 
 
 def wards(path):

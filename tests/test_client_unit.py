@@ -540,18 +540,20 @@ class KeepsGradients(FedAvg):
 
 
 class SendsTheFirst(FedAvg):
-    """Remembers the first gradient that it ever saw."""
+    """Remembers the first gradient of records that it ever saw."""
 
     name = "sends-the-first"
     without_records = "stays"
 
     def client_step(self, received, state, train):
         def note(gradient, parameters, lane):
-            self.first = getattr(self, "first", gradient.clone())
+            if gradient.any():
+                self.first = getattr(self, "first", gradient.clone())
             return gradient
 
         moved = local_update(received, train, note)
-        return {"update": moved, "first": self.first.expand_as(moved)}, state
+        first = getattr(self, "first", torch.zeros(()))
+        return {"update": moved, "first": first.expand_as(moved)}, state
 
 
 class KeepsTheLargest(FedAvg):
@@ -592,8 +594,118 @@ class SendsNothingInstead(FedAvg):
         return {"update": moved}, state
 
 
+def noting(seen):
+    def note(gradient, parameters, lane):
+        seen.append(gradient.clone())
+        return gradient
+
+    return note
+
+
+class CarriesGradientsOn(FedAvg):
+    """A second training with the gradients of the first one as its momentum."""
+
+    name = "carries-gradients-on"
+    without_records = "moves"
+    trainings = 2
+
+    def client_step(self, received, state, train):
+        seen = []
+        local_update(received, train, noting(seen))
+        along = {"momentum": 100 * sum(seen)}
+        return {"update": local_update(received, train, self._along, **along)}, state
+
+    @staticmethod
+    def _along(gradient, parameters, lane):
+        return gradient + lane["momentum"]
+
+
+class RemembersGradients(CarriesGradientsOn):
+    """The same, in a variable that only its correction knows."""
+
+    name = "remembers-gradients"
+    without_records = "moves"
+
+    def client_step(self, received, state, train):
+        seen = []
+        local_update(received, train, noting(seen))
+        momentum = 100 * sum(seen)
+        moved = local_update(received, train, lambda g, parameters, lane: g + momentum)
+        return {"update": moved}, state
+
+
+class StartsElsewhere(CarriesGradientsOn):
+    """A second training from where the gradients of the first one lead."""
+
+    name = "starts-elsewhere"
+    without_records = "stays"
+
+    def client_step(self, received, state, train):
+        seen, start = [], received["model"].expand(len(train.clients), -1)
+        train(start, noting(seen))
+        return {"update": train(start - 100 * sum(seen)) - start}, state
+
+
+class WritesToItsStart(FedAvg):
+    """Its correction writes gradients to what the training was called with."""
+
+    name = "writes-to-its-start"
+
+    def client_step(self, received, state, train):
+        start = received["model"].expand(len(train.clients), -1).clone()
+        before = start.clone()
+
+        def correct(gradient, parameters, lane):
+            start.add_(gradient, alpha=1e3)
+            return gradient
+
+        return {"update": train(start, correct) - before, "start": start}, state
+
+
+class SendsNotANumber(FedAvg):
+    """Tells of a gradient by where something is not a number."""
+
+    name = "sends-not-a-number"
+    without_records = "stays"
+
+    def client_step(self, received, state, train):
+        seen = []
+        moved = local_update(received, train, noting(seen))
+        signs = torch.where(sum(seen) > 0, float("nan"), 0.0)
+        return {"update": moved, "signs": signs}, state
+
+
+class SendsMinusZero(SendsNotANumber):
+    """Tells of a gradient by the signs of zeros."""
+
+    name = "sends-minus-zero"
+    without_records = "stays"
+
+    def client_step(self, received, state, train):
+        seen = []
+        moved = local_update(received, train, noting(seen))
+        return {"update": moved, "signs": torch.copysign(torch.zeros(()), sum(seen))}, state
+
+
+class TrainsWhenItLikes(FedAvg):
+    """Trains a second time if the first gradient is of a certain kind."""
+
+    name = "trains-when-it-likes"
+    without_records = "stays"
+    trainings = 2
+
+    def client_step(self, received, state, train):
+        seen = []
+        moved = local_update(received, train, noting(seen))
+        if float(sum(seen).abs().max()) < 1e20:
+            local_update(received, train)
+        return {"update": moved}, state
+
+
 HEEDLESS = [
     SendsGradients, Mixed, KeepsGradients, SendsTheFirst, KeepsTheLargest, SendsNothingInstead,
+    CarriesGradientsOn, RemembersGradients, StartsElsewhere, WritesToItsStart, SendsNotANumber,
+    SendsMinusZero, TrainsWhenItLikes,
 ]  # fmt: skip
 
 
@@ -610,7 +722,19 @@ def test_nothing_but_the_noisy_update_leaves_a_training_of_whole_clients(tmp_pat
         udpfl.run(settings, data=blobs(), model=linear())
     settings["privacy"]["unit"] = "record"  # where every gradient has its noise
     settings["out"] = str(tmp_path / "records")
-    assert udpfl.run(settings, data=blobs(), model=linear()).privacy.kind == "guarantee"
+    if method.trainings == 1:
+        assert udpfl.run(settings, data=blobs(), model=linear()).privacy.kind == "guarantee"
+
+
+def test_what_a_correction_writes_to_the_start_changes_nothing(tmp_path):
+    """Neither what whole clients are measured from nor what is added back to the noise."""
+
+    class Silent(WritesToItsStart):
+        def client_step(self, received, state, train):
+            answer, state = super().client_step(received, state, train)
+            return {"update": answer["update"]}, state
+
+    assert float(trained_together(Silent(ServerStep(1.0, 0.0)), [20])["update"].norm()) < 1.01
 
 
 def test_a_client_half_that_comes_from_elsewhere_says_nothing():

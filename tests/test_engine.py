@@ -360,8 +360,8 @@ def test_what_cannot_be_private_is_refused_by_name():
             return super().forward(x if x.sum().item() > 0 else -x)
 
     branching = LaneModel(Branches(), cross_entropy)
-    with pytest.raises(Unsupported, match=r"the model itself \(Branches\)"):
-        branching.check(branching.initial(), torch.randn(3, 4), labels(1, 3)[0])
+    branching.check(branching.initial(), torch.randn(3, 4), labels(1, 3)[0])
+    assert branching.one_by_one  # where a record decides for nobody but itself
 
 
 def test_recurrent_layer_falls_back():

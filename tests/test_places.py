@@ -346,6 +346,49 @@ def test_tensors_that_stay_tensors_are_not_handed_out():
     assert not any(own.reads for own in operators.seen)
 
 
+def test_numbers_that_are_added_up_at_a_place_are_for_one_thread():
+    """A share of the numbers may begin within a record, and then its sums are made in two parts."""
+    index = torch.arange(12) % 6
+
+    def scattered(x):
+        total = torch.zeros(len(x), 6)
+        places = (torch.arange(len(x))[:, None], index)
+        return total.index_put_(places, x[:, index], accumulate=True)
+
+    assert is_harmless(scattered, threads=1)
+    assert not is_harmless(scattered, threads=2)
+    assert is_harmless(lambda x: x.clone().index_put_((torch.tensor([0]),), x[:1]), threads=2)
+
+
+def test_group_norms_of_large_images_with_channels_last_are_for_one_thread():
+    norm = nn.GroupNorm(2, 4)
+
+    def last(x):
+        return norm(x.contiguous(memory_format=torch.channels_last))
+
+    for side, is_small in ((8, True), (32, False)):
+        assert is_harmless(last, 6, (4, side, side), threads=1)
+        assert is_harmless(last, 6, (4, side, side), threads=2) == is_small
+        assert is_harmless(norm, 6, (4, side, side), threads=2)
+
+
+@torch.library.custom_op("tests_of_places::doubled", mutates_args=())
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def test_nothing_is_known_of_operators_that_are_not_torchs_own():
+    assert not is_harmless(doubled)
+
+
+def test_some_operators_have_several_threads_for_few_numbers():
+    """So all shares have to be whole vectors, however many threads there are."""
+    assert is_harmless(torch.tanh, 64, (440,), threads=1)
+    assert is_harmless(torch.tanh, 64, (440,), threads=2)
+    assert not is_harmless(torch.tanh, 60, (440,), threads=2)
+    assert not is_harmless(torch.tanh, 64, (440,), threads=3)
+
+
 def test_a_softmax_across_an_inner_axis_is_for_one_thread():
     for threads in (1, 2):
         assert is_harmless(lambda x: x.softmax(2), 47, (2, 24), threads=threads)

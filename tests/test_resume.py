@@ -28,10 +28,11 @@ class Stop(udpfl.Observer):
             raise RuntimeError("broken off")
 
 
-def begun(tmp_path, data, rounds=4, after=2, act=lambda: None, **privacy):
+def begun(tmp_path, data, rounds=4, after=2, act=lambda: None, clients_per_round=3, **privacy):
     """The folder of a run that was broken off."""
     settings = {
-        "out": str(tmp_path / "run"), "data": {"clients": 3}, "training": {"rounds": rounds},
+        "out": str(tmp_path / "run"), "data": {"clients": 3},
+        "training": {"rounds": rounds, "clients_per_round": clients_per_round},
         "privacy": {"epsilon": 1.0, "delta": 1e-3, "mechanism": "gaussian", **privacy},
     }  # fmt: skip
     with pytest.raises(RuntimeError, match="broken off"):
@@ -39,10 +40,10 @@ def begun(tmp_path, data, rounds=4, after=2, act=lambda: None, **privacy):
     return tmp_path / "run"
 
 
-def edited(data):
+def edited(data, record=7):
     """The same data with one record corrected."""
     inputs, targets = (np.array(part) for part in data)
-    inputs[7] += 0.25
+    inputs[record] += 0.25
     return inputs, targets
 
 
@@ -55,9 +56,10 @@ def test_a_run_goes_on_with_the_same_records(tmp_path):
 def test_one_edited_record_is_enough_to_refuse(tmp_path, shared):
     """Even before the first round was answered by the client that has it."""
     ledger = {"ledger": str(tmp_path / "shared.sqlite")} if shared else {}
-    folder = begun(tmp_path, blobs(), after=1, **ledger)
-    with pytest.raises(InvalidInput, match=r"the records of client-\d are not those"):
-        udpfl.run(resume=folder, data=edited(blobs()), model=linear())
+    folder = begun(tmp_path, blobs(), after=1, clients_per_round=1, **ledger)
+    for own in range(3):
+        with pytest.raises(InvalidInput, match=r"are not those that the run was begun with"):
+            udpfl.run(resume=folder, data=edited(blobs(), 7 + own), model=linear())
     assert udpfl.run(resume=folder, data=blobs(), model=linear()).privacy.kind == "guarantee"
 
 

@@ -16,6 +16,7 @@ from udpfl.engine.layers.rule import aligned
 from udpfl.engine.noise import Noiser
 from udpfl.engine.operators import Operators
 from udpfl.engine.places import places_do_not_show
+from udpfl.engine.widths import _Rows
 from udpfl.errors import Unsupported
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -355,9 +356,108 @@ def test_rows_of_few_numbers_are_aligned(layer, shape):
     assert aligned(flat, torch.zeros(1, 4, flat.shape[-1]))[0].shape[-1] % 4 == 0
 
 
-def test_a_model_that_draws_is_left_alone():
-    widths = widths_of(torch.randn_like)
-    assert [widths.fit(n) for n in (1, 20, 33, 1000)] == [1, 20, 33, 64]
+@pytest.mark.parametrize(
+    "draw",
+    [torch.randn_like, torch.rand_like, lambda h: h + torch.randn(h.shape), F.dropout,
+     lambda h: torch.empty_like(h).normal_() * h, lambda h: torch.bernoulli(h.sigmoid().detach())],
+)  # fmt: skip
+def test_a_model_that_draws_is_tried_like_any_other(draw):
+    """With constants in the place of what it draws."""
+    kinds = (lambda h: h + 0 * draw(h), lambda h: torch.tanh(h) + 0 * draw(h))
+    for kind in kinds:
+        widths = widths_of(kind)
+        assert widths.first > 1
+        assert widths.fit(33) < 64
+
+
+def test_a_model_that_draws_in_other_ways_gets_single_rows():
+    widths = widths_of(lambda h: h + torch.multinomial(torch.ones(len(h), 5), 1))
+    assert [widths.fit(n) for n in (1, 20, 1000)] == [1, 1, 1]
+
+
+def test_a_product_of_zeros_is_tried_with_other_numbers():
+    """Public records may all leave a part of a network silent in which others are not."""
+
+    def watched(compute):
+        rows = _Rows(1, 4)
+        rows.look("mm", torch.zeros(4, 3), compute)
+        return rows.alike
+
+    seen = []
+
+    def product(other):
+        x, weight = other(torch.zeros(4, 5)), other(torch.zeros(5, 3))
+        seen.append((x, weight))
+        return [x @ weight]
+
+    assert watched(product)
+    ((x, weight),) = seen
+    assert torch.equal(x, x[:1].expand_as(x))
+    assert x.count_nonzero() == x.numel()
+    assert len(weight.unique()) == weight.numel()
+    assert not watched(lambda other: [torch.arange(12.0).view(4, 3)])
+
+    def must_not(other):
+        raise AssertionError("there is enough to see")
+
+    rows = _Rows(1, 4)
+    rows.look("mm", torch.ones(4, 3), must_not)
+    rows.look("tanh", torch.zeros(4, 3), must_not)
+
+
+def test_several_records_are_tried_however_wide_the_layers_are():
+    model = LaneModel(nn.Sequential(nn.Linear(64, 64), nn.Tanh()), cross_entropy)
+    widths = model.widths(torch.randn(8, 64), torch.zeros(8, dtype=torch.int64), 1, 64, 20.0)
+    assert len(widths._records) >= 4
+
+
+class Recurrent(nn.Module):
+    """A layer on which `torch.func` fails."""
+
+    def __init__(self, kind=nn.GRU):
+        super().__init__()
+        self.cells, self.head = kind(3, 5, batch_first=True), nn.Linear(5, 2)
+
+    def forward(self, x):
+        return self.head(self.cells(x)[0][:, -1])
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.RNN])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_layers_that_torch_func_does_not_know_are_computed_one_by_one(kind, workers, caplog):
+    torch.manual_seed(0)
+    net = Recurrent(kind)
+    model = LaneModel(net, cross_entropy)
+    x, y = torch.randn(12, 4, 3), torch.arange(12) % 2
+    model.check(model.initial(), x[:3], y[:3])
+    assert "one record at a time" in caplog.text
+    assert model.one_by_one
+    kept, records = [], [torch.arange(6), torch.arange(6, 11)]
+    start = model.initial().expand(2, -1)
+    lanes = lanes_of(records, kept, clip=1e-3)
+    train_round(model, x, y, start, lanes, 0, Keyed(0), Limits(1, 512, workers))
+    for rows, found in zip(records, torch.cat(kept), strict=True):
+        expected = 0
+        for row in rows:
+            loss = cross_entropy(net(x[row : row + 1]), y[row : row + 1]).sum()
+            gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, net.parameters())])
+            expected = expected + gradient.double() * 1e-3 / gradient.double().norm()
+        assert torch.allclose(found, expected * (1 - 2**-11), rtol=1e-5, atol=1e-9)
+
+
+def test_one_by_one_is_no_way_around_memory():
+    class Remembers(Recurrent):
+        def __init__(self):
+            super().__init__()
+            self.before = []
+
+        def forward(self, x):
+            self.before.append(x.mean().item())
+            return super().forward(x) * (1 + abs(sum(self.before)))
+
+    model = LaneModel(Remembers(), cross_entropy)
+    with pytest.raises(Unsupported, match="keeps something"):
+        model.check(model.initial(), torch.randn(3, 4, 3), torch.arange(3) % 2)
 
 
 def test_dropout_is_no_obstacle():

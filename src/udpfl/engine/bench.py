@@ -78,6 +78,11 @@ class Bench:
                 if lane == 0:
                     self._losses[row] = loss.detach()
 
+    def gradients_alone(self, rows: Sequence[int]) -> Tensor:
+        """The gradients of some rows of the first lane, as `compute_alone` finds them [1, B, d]."""
+        self.compute_alone([rows])
+        return torch.stack([self._alone[0, row] for row in rows]).unsqueeze(0)
+
     def require_gradients(self) -> None:
         """Refuse a model of which nothing was compared, because nothing is finite."""
         ordinary = [g for (_, row), g in self._alone.items() if self._rows.scales[row] == 1]

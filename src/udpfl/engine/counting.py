@@ -54,7 +54,7 @@ def counted_within(
                 x, y, real = gathered(inputs, targets, [part], width)
                 # Random layers draw here as they do in training: from nothing others could know.
                 with stream.layers(layers, parameters.device):
-                    gradients = model.gradients(parameters[lane : lane + 1], x, y, real)
+                    gradients = model.pass_gradients(parameters[lane : lane + 1], x, y, real)
                     sizes = gradients.norms(order)
                 inside = (1 - sizes / clipper.bounds[lane]) / _EDGE
                 counted = inside.nan_to_num(-1.0).clamp(-1.0, 1.0) * real

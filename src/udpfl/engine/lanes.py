@@ -27,7 +27,7 @@ from udpfl.engine.memory import first_line
 from udpfl.engine.modes import DROPOUT, drop_nothing, evaluating
 from udpfl.engine.operators import Operators, Seen
 from udpfl.engine.trial import tried
-from udpfl.engine.widths import Widths, random_records
+from udpfl.engine.widths import SingleRows, Widths, random_records
 from udpfl.errors import Unsupported
 
 log = logging.getLogger(__name__)
@@ -61,6 +61,8 @@ class _Pass(threading.local):
     """What the layers of one forward pass share. Every thread has its own."""
 
     def __init__(self) -> None:
+        self.plain: nn.Module | None = None
+        """The model as the user wrote it, for single records."""
         self.begin(1, {})
 
     def begin(self, lanes: int, weights: dict[str, Tensor]) -> None:
@@ -110,6 +112,8 @@ class LaneModel:
         """Why every record is computed alone, if so; `check` decides."""
         self.lanes_apart = False
         """Whether lanes are computed one by one there: torch.func fails on some layers else."""
+        self.one_by_one = False
+        """Whether every pass has a single record, because torch.func fails on the model."""
         if not uncovered:
             for module in self._model.modules():
                 if any(p.requires_grad for p in module.parameters(recurse=False)):
@@ -148,6 +152,7 @@ class LaneModel:
         """Move the copy's buffers and frozen parameters; lane weights are handed in."""
         self._model.to(device)
         self._plain.to(device)
+        self._pass = _Pass()
         self._anchor = torch.zeros((), requires_grad=True, device=device)
         return self
 
@@ -206,8 +211,10 @@ class LaneModel:
         most: int,
         expected: float,
         order: int = 2,
-    ) -> Widths:
+    ) -> Widths | SingleRows:
         """Widths of passes at which no record's rounding depends on the others."""
+        if self.one_by_one:
+            return SingleRows()
         key = (lanes, most, round(expected), order, inputs.device, torch.get_num_threads())
         if key not in self._widths:
             if self._still is None:
@@ -240,6 +247,24 @@ class LaneModel:
                 "are rounded"
             )
         return found
+
+    def pass_gradients(
+        self, parameters: Tensor, inputs: Tensor, targets: Tensor, real: Tensor
+    ) -> Gradients:
+        """The same for a pass of training. Where it has one record [L, 1], by plain automatic
+        differentiation: nobody else is in the batch, and all other ways take longer."""
+        if real.shape[1] > 1:
+            return self.gradients(parameters, inputs, targets, real)
+        if self._pass.plain is None:  # `functional_call` is not for several threads on one module
+            self._pass.plain = copy.deepcopy(self._plain)
+        rows = []
+        for weights, x, y in zip(parameters, inputs, targets, strict=True):
+            own = weights.detach().clone().requires_grad_()
+            with torch.enable_grad():
+                outputs = functional_call(self._pass.plain, self.layout.named(own), (x,))
+                rows += torch.autograd.grad(self._loss(outputs, y).sum(), own)
+        full = torch.stack(rows).unsqueeze(1)
+        return _masked(full, real)
 
     def _by_book_keeping(
         self, parameters: Tensor, inputs: Tensor, targets: Tensor, real: Tensor
@@ -275,7 +300,7 @@ class LaneModel:
             else:
                 named = vmap(each, randomness="different")(weights, inputs, targets)
                 full = self.layout.flat(named)
-        return WrittenOut(full.masked_fill_(~real.unsqueeze(2), 0.0), real)
+        return _masked(full, real)
 
     def check(self, parameters: Tensor, inputs: Tensor, targets: Tensor) -> int:
         """Try the model on a few public records; returns the bytes that one sample takes.
@@ -287,10 +312,12 @@ class LaneModel:
         verdict = tried(self, parameters, inputs, targets)
         self._public, self._still, self._widths = (inputs, targets), None, {}
         self.why_alone, self.lanes_apart = verdict.why_alone, verdict.lanes_apart
+        self.one_by_one = verdict.one_by_one
         self._expected = {}
         if self.why_alone is not None:
             log.warning(
-                "per-sample gradients by torch.func, each sample alone (slower, more memory): %s",
+                "per-sample gradients %s (slower, more memory): %s",
+                "one record at a time" if self.one_by_one else "by torch.func, each sample alone",
                 self.why_alone,
             )
         return verdict.bytes_per_sample
@@ -313,6 +340,11 @@ class LaneModel:
             if not training:
                 network.eval()
         return copied
+
+
+def _masked(full: Tensor, real: Tensor) -> WrittenOut:
+    """Gradients [L, B, d], without those of rows that fill up a pass."""
+    return WrittenOut(full.masked_fill_(~real.unsqueeze(2), 0.0), real)
 
 
 def _uncovered(model: nn.Module) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 _EXACT = """
     _reshape_alias _to_copy _unsafe_view abs add alias amax amin arange as_strided cat ceil clamp
@@ -29,9 +29,12 @@ _EXACT = """
     stack sub sum_to_size t threshold_backward to topk transpose tril triu trunc unbind unfold
     unsafe_split unsafe_view unsqueeze view where zero zeros zeros_like
 """.split()  # noqa: SIM905
-EXACT = frozenset(_EXACT)
+_DRAWS = """
+    cauchy exponential geometric log_normal normal rand rand_like randn randn_like uniform
+""".split()  # noqa: SIM905
+EXACT = frozenset([*_EXACT, *_DRAWS, "bernoulli", "native_dropout"])
 """Operators that copy, compare, or round a number of one or two others as IEEE 754 says, where they
-are real numbers."""
+are real numbers; and those that draw, for every record alike."""
 _PRODUCTS = """
     addbmm addmm addmv baddbmm bmm convolution convolution_backward dot einsum linear matmul mm mv
 """.split()  # noqa: SIM905
@@ -42,17 +45,22 @@ _SUMS = """
     _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _log_softmax _log_softmax_backward_data
     _scaled_dot_product_flash_attention_for_cpu
     _scaled_dot_product_flash_attention_for_cpu_backward _softmax _softmax_backward_data avg_pool2d
-    avg_pool2d_backward linalg_vector_norm mean native_group_norm native_group_norm_backward
-    native_layer_norm native_layer_norm_backward std sum var var_mean
+    avg_pool2d_backward index_put linalg_vector_norm mean native_group_norm
+    native_group_norm_backward native_layer_norm native_layer_norm_backward std sum var var_mean
 """.split()  # noqa: SIM905
 SUMS = frozenset(_SUMS)
 """Operators that add up numbers of one tensor along some of its axes."""
 MIXED = frozenset({"glu", "glu_backward", "logsumexp"})
 """Operators that compute functions of numbers and change the shape, record by record."""
-ACROSS = " across an inner axis"
-"""Behind the name of a softmax that is not along the last axis: threads may part a record."""
+ACROSS = " with parted records"
+"""Behind the name of an operator for which several threads may part a record."""
 OUTSIDE = "outside of torch"
 """In place of an operator: numbers were handed to code that torch knows nothing about."""
+
+_CONSTANTS = {"bernoulli": 1.0, **dict.fromkeys(_DRAWS, 0.5)}
+"""What operators give in the place of random numbers where draws are left out."""
+_LARGE_IMAGE = 1 << 10
+"""Numbers of a channel from which on threads may part a record of a group norm."""
 
 _HANDS_OUT = (
     (Tensor, "numpy tolist __array__ __dlpack__ data_ptr untyped_storage apply_ map_ __repr__"),
@@ -61,6 +69,9 @@ _HANDS_OUT = (
 )
 """Where torch lets numbers out, or reads them, without an operator that says so."""
 _READS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
+Look = Callable[[str, Tensor, Callable[[Callable[[Tensor], Tensor]], list[Tensor]]], None]
 
 
 class _Here(threading.local):
@@ -117,13 +128,16 @@ class Seen(NamedTuple):
 class Operators(TorchDispatchMode):
     """Notes every operator that runs while it is active.
 
-    `look` is shown what is not exact: sums, and what operators give that are not known.
+    `look` is shown what is not exact: sums, and what operators give that are not known. With it
+    comes a function that makes the operator compute other operands: those that it is handed, made
+    of the tensors. Without `draws` there are constants in the place of random numbers, so that
+    equal records have equal answers.
     """
 
-    def __init__(self, look: Callable[[Tensor], None] | None = None) -> None:
+    def __init__(self, look: Look | None = None, *, draws: bool = True) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.seen: list[Seen] = []
-        self._look = look
+        self._look, self._draws = look, draws
 
     def __enter__(self) -> Operators:
         _handed_out.__enter__()
@@ -140,14 +154,35 @@ class Operators(TorchDispatchMode):
         kwargs = kwargs or {}
         operands = tuple(Form.of(t) for t in _tensors((args, kwargs)))  # as they were before
         given = func(*args, **kwargs)
+        if not self._draws and torch.Tag.nondeterministic_seeded in func.tags:
+            _fill_with_constants(func, args, given)
         results, name = _tensors(given), _name(func, args, kwargs)
         forms = tuple(Form.of(result) for result in results)
         self.seen.append(Seen(name, operands, forms, _reads(func, args)))
         if self._look and name not in EXACT:
             for result in results:
                 if result.is_floating_point():
-                    self._look(result)
+                    self._look(name, result, partial(_recomputed, func, args, kwargs))
         return given
+
+
+def _recomputed(
+    func: Any, args: tuple[Any, ...], kwargs: Any, other: Callable[[Tensor], Tensor]
+) -> list[Tensor]:
+    """What an operator makes of other numbers in tensors of the same form."""
+    args, kwargs = tree_map_only(Tensor, other, (args, kwargs))
+    return _tensors(func(*args, **kwargs))
+
+
+def _fill_with_constants(func: Any, args: tuple[Any, ...], given: Any) -> None:
+    """Overwrite what a random operator gave; of operators that are not known nothing is changed."""
+    name = func._schema.name.removeprefix("aten::").removesuffix("_")
+    if name == "native_dropout":
+        result, mask = given
+        result.copy_(args[0] / (1 - args[1]))
+        mask.fill_(True)
+    elif name in _CONSTANTS:
+        given.fill_(_CONSTANTS[name])
 
 
 class _HandedOut:
@@ -215,6 +250,10 @@ def _tensors(nested: Any) -> list[Tensor]:
 def _name(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """The operator's name, in place or not; another one where an option changes its arithmetic."""
     name: str = func._schema.name.removeprefix("aten::").removesuffix("_")
+    if name == "index_put" and (args[3] if len(args) > 3 else kwargs.get("accumulate", False)):
+        return name + ACROSS
+    if name.startswith("native_group_norm") and _may_be_parted(args[:2]):
+        return name + ACROSS
     if name == "pow" and isinstance(args[1], (int, float)) and args[1] == 2:
         return "square"
     alpha = args[2] if name in ("add", "sub", "rsub") and len(args) > 2 else kwargs.get("alpha", 1)
@@ -225,6 +264,12 @@ def _name(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     if alpha != 1 or kwargs.get("rounding_mode") is not None:
         return f"{name} with options"
     return name
+
+
+def _may_be_parted(args: tuple[Any, ...]) -> bool:
+    """Whether the channels of large images lie side by side, pixel by pixel."""
+    images = [t for t in _tensors(args) if t.dim() > 2]
+    return any(not t.is_contiguous() and t.shape[2:].numel() >= _LARGE_IMAGE for t in images)
 
 
 def _reads(func: Any, args: tuple[Any, ...]) -> bool:

@@ -32,8 +32,9 @@ from udpfl.engine.operators import ACROSS, EXACT, MIXED, OUTSIDE, PRODUCTS, SUMS
 
 _VECTORS = 32
 """Numbers that the widest CPUs take at once: two registers of 16."""
-_SERIAL = 1 << 15
-"""Up to so many numbers torch leaves an operator to one thread."""
+_SERIAL = 1 << 12
+"""Up to so many numbers torch leaves an operator to one thread. Most operators get a second one
+beyond 2^15 numbers, some earlier."""
 
 
 class _Part(NamedTuple):
@@ -135,6 +136,8 @@ def _is_harmless(own: Seen, elsewhere: Sequence[Seen], threads: int, lanes: int)
         return False
     if not rounded or own.operator in PRODUCTS:
         return True
+    if "::" in own.operator:  # not one of torch's own
+        return False
     if own.operator.endswith(ACROSS) and threads > 1:
         return False
     if own.operator.removesuffix(ACROSS) in SUMS:
@@ -170,8 +173,8 @@ def _numbers_of_a_record(part: _Part, threads: int, lanes: int) -> int:
         return 0
     (axis,) = part.varies
     record = prod(part.form.shape[i] for i in part.axes[part.axes.index(axis) + 1 :])
-    tasks = _tasks(part.numbers, threads)
-    return record if tasks == 1 or -(-part.numbers // tasks) % record == 0 else 0
+    parted = [share for share in _shares(part.numbers, threads)[1:] if share % record]
+    return 0 if parted else record
 
 
 def _parts(forms: Sequence[Form], elsewhere: Sequence[Sequence[Form]]) -> list[_Part]:
@@ -191,12 +194,11 @@ def _varying(form: Form, elsewhere: Sequence[Form]) -> frozenset[int]:
     return frozenset(i for i in axes if any(shape[i] != form.shape[i] for shape in alike))
 
 
-def _tasks(numbers: int, threads: int) -> int:
-    """How many threads share so many numbers."""
-    return min(threads, -(-numbers // _SERIAL)) or 1
+def _shares(numbers: int, threads: int) -> list[int]:
+    """How many numbers each thread may be given: all to one, or equal shares to several."""
+    return [-(-numbers // n) for n in range(1, 1 + (threads if numbers > _SERIAL else 1))]
 
 
 def _is_whole(numbers: int, threads: int) -> bool:
-    """Whether every thread is given whole vectors."""
-    share = -(-numbers // _tasks(numbers, threads))
-    return numbers % _VECTORS == 0 and share % _VECTORS == 0
+    """Whether every thread is given whole vectors, however many threads there are."""
+    return all(share % _VECTORS == 0 for share in _shares(numbers, threads))

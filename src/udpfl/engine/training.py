@@ -18,7 +18,7 @@ from udpfl.engine.lanes import LaneModel
 from udpfl.engine.noise import Noiser
 from udpfl.engine.precision import DoubleSum, full_precision
 from udpfl.engine.randomness import Key, PrivateStream, poisson_samples
-from udpfl.engine.widths import Widths
+from udpfl.engine.widths import SingleRows, Widths
 from udpfl.errors import Unsupported
 
 T = TypeVar("T")
@@ -221,7 +221,7 @@ class _Part:
         return total.value, over
 
     @cached_property
-    def widths(self) -> Widths:
+    def widths(self) -> Widths | SingleRows:
         """The widths that passes of these lanes may have."""
         stacked = len(self.lanes)
         return widths_of(self.model, self.inputs, self.targets, self.lanes, stacked, self.limits)
@@ -229,7 +229,7 @@ class _Part:
     def _pass(self, parameters: Tensor, rows: Sequence[Tensor], width: int) -> Clipped:
         inputs, targets, real = gathered(self.inputs, self.targets, rows, width)
         return self.lanes.clipper.clipped_sum(
-            self.model.gradients(parameters, inputs, targets, real)
+            self.model.pass_gradients(parameters, inputs, targets, real)
         )
 
 
@@ -252,7 +252,7 @@ def _keys(lanes: Lanes, round_: int, step: int, purpose: str) -> list[Key]:
 
 def widths_of(
     model: LaneModel, inputs: Tensor, targets: Tensor, lanes: Lanes, stacked: int, limits: Limits
-) -> Widths:
+) -> Widths | SingleRows:
     """The widths of passes with so many lanes side by side: a function of public numbers."""
     most = min(limits.samples, LONGEST_PASS)
     expected = float(lanes.denominators.max())

@@ -64,6 +64,8 @@ class Verdict(NamedTuple):
     lanes_apart: bool
     """Whether lanes have to be computed one by one as well."""
     bytes_per_sample: int
+    one_by_one: bool = False
+    """Whether passes have to have a single record, because torch.func fails on the model."""
 
 
 def tried(model: LaneModel, parameters: Tensor, inputs: Tensor, targets: Tensor) -> Verdict:
@@ -89,8 +91,16 @@ def tried(model: LaneModel, parameters: Tensor, inputs: Tensor, targets: Tensor)
             why = _why_not_together(bench) or _why_not_in_float32(model, lanes, rows)
         if why is None:
             return Verdict(None, False, bench.bytes_per_sample)
-        apart = _lanes_apart(model, lanes, rows, is_random, why)
-        return Verdict(why, apart, 16 * parameters.numel())
+        size = 16 * parameters.numel()
+        try:
+            return Verdict(why, _lanes_apart(model, lanes, rows, is_random, why), size)
+        except _Unavailable as error:
+            if why in (_MIXES, _DECIDE):  # such a model means something else for a record alone
+                raise Unsupported(
+                    f"per-sample gradients are not available ({why}): {error}"
+                ) from error
+            _require_steady(model, lanes, rows, is_random)
+            return Verdict(f"{why}, and {error}", True, size, one_by_one=True)
 
 
 def _why_not_together(bench: Bench) -> str | None:
@@ -187,11 +197,24 @@ def _computed(bench: Bench, rows: tuple[int, ...]) -> list[Seen]:
     return operators.seen
 
 
+class _Unavailable(Unsupported):
+    """A model on which torch.func fails."""
+
+
+def _require_steady(model: LaneModel, lanes: Tensor, rows: Rows, is_random: bool) -> None:
+    """Refuse a model that gives a record alone two gradients, or none that is finite."""
+    bench = Bench(model.copied(torch.float32), lanes, rows, torch.float32)
+    answers = [answered(partial(bench.gradients_alone, _SOME[0]), 1, bench.device) for _ in "12"]
+    bench.require_gradients()
+    if not bench.repeats(answers[0].value, answers[1].value):
+        raise Unsupported(MEMORY)
+
+
 def _lanes_apart(model: LaneModel, lanes: Tensor, rows: Rows, is_random: bool, why: str) -> bool:
     """Whether lanes have to be computed one by one by torch.func; refuses what fails either way."""
     try:
         _require_alone(model, lanes, rows, is_random, why, lanes_apart=False)
-    except Unsupported:
+    except Unsupported:  # perhaps because of the two lanes
         _require_alone(model, lanes, rows, is_random, why, lanes_apart=True)
         return True
     return False
@@ -238,6 +261,4 @@ def _by_func(bench: Bench) -> tuple[Bench, list[Answer]]:
             for batch, seed in ((_CALM, 1), (_LANES, 2), (_CALM, 1))
         ]
     except Exception as error:  # whatever the user's own forward pass raises
-        raise Unsupported(
-            f"per-sample gradients are not available ({bench.model.why_alone}): {first_line(error)}"
-        ) from error
+        raise _Unavailable(f"torch.func fails on the model: {first_line(error)}") from error

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from udpfl.engine.operators import PRODUCTS, Operators, Seen
+from udpfl.engine.operators import PRODUCTS, Look, Operators, Seen
 from udpfl.engine.places import places_do_not_show
 
 if TYPE_CHECKING:
@@ -32,6 +32,10 @@ _NUMBERS = 48
 together: if sums are made in another order, about every third number shows it."""
 _HIDDEN = 16
 """Records to try where the widths of layers are not known."""
+_FEWEST = 4
+"""Records to try however many numbers they have."""
+_SHOWN = 8
+"""One of so many numbers of a product has to be other than zero."""
 _POOL = 96
 """Records that are made to choose from."""
 _PROBES = (3, 5, 33)
@@ -82,7 +86,8 @@ class Widths:
                 for form in own.results
             ]
             narrowest = max(1, min([narrowest, *filter(None, sizes_of_products)]))
-            if len(found) * narrowest >= _NUMBERS and len(found) >= self._lanes:
+            enough = max(_FEWEST, self._lanes, -(-_NUMBERS // narrowest))
+            if len(found) >= enough:
                 break
         if not found:
             return []
@@ -96,9 +101,9 @@ class Widths:
             self._known = dict.fromkeys(self._candidates, False)
             return 1, None
         wanted = self._from(expected + 3 * math.sqrt(expected))
-        if not _agree(self._bits(1), self._bits(1)):  # it draws: no two answers are alike
-            self._known = dict.fromkeys(self._candidates, True)
-            return self._candidates[-1], None
+        if not _agree(self._bits(1), self._bits(1)):  # it draws in ways that are not known
+            self._known = dict.fromkeys(self._candidates, False)
+            return 1, None
         above = [next((w for w in wanted if w % step == 0), wanted[0]) for step in (1, 4, 16, 32)]
         for width in (*above, *(w for w in reversed(self._candidates) if w & (w - 1) == 0)):
             bits = self._bits(width)
@@ -126,7 +131,7 @@ class Widths:
         usual: list[Seen] | None = None
         for x, y in self._records:
             rows = _Rows(self._lanes, width)
-            gradients, seen = self._watched(x, y, width, rows.add)
+            gradients, seen = self._watched(x, y, width, rows.look)
             if usual is None and width > 1 and x.device.type == "cpu":
                 if not self._is_by_record(seen, width):
                     return None
@@ -159,7 +164,7 @@ class Widths:
         inputs: Tensor,
         targets: Tensor,
         width: int,
-        look: Callable[[Tensor], None] | None = None,
+        look: Look | None = None,
     ) -> tuple[Gradients, list[Seen]]:
         """The gradients of these records, one for each lane, at every place of a pass, and what
         ran. Where numbers are read, other records may have others: passes are to be watched."""
@@ -167,10 +172,20 @@ class Widths:
         x, y = (
             t.unsqueeze(1).expand(-1, width, *t.shape[1:]).contiguous() for t in (inputs, targets)
         )
-        with Operators(look) as operators:
+        with Operators(look, draws=False) as operators:
             gradients = self._model.gradients(self._parameters, x, y, real)
         self._model.reads |= any(own.reads for own in operators.seen)
         return gradients, operators.seen
+
+
+class SingleRows:
+    """Widths of a model whose records are computed one by one."""
+
+    first = 1
+
+    def fit(self, samples: int) -> int:
+        """The width of the next pass."""
+        return 1
 
 
 class _Rows:
@@ -182,6 +197,36 @@ class _Rows:
         """Whether all rows of a lane had the same bits, in all that was shown."""
         self.first: list[Tensor] = []
         """The bits of the first rows."""
+
+    def look(
+        self,
+        operator: str,
+        computed: Tensor,
+        compute: Callable[[Callable[[Tensor], Tensor]], list[Tensor]],
+    ) -> None:
+        """Look at what an operator gave.
+
+        A product of zeros has nothing to round, and other records may have something else: then it
+        is computed once more with random numbers, the same for all rows.
+        """
+        self.add(computed)
+        if operator in PRODUCTS and computed.count_nonzero() * _SHOWN < computed.numel():
+            for result in compute(self._random):
+                self.add(result)
+
+    def _random(self, like: Tensor) -> Tensor:
+        """Random numbers in the form of a tensor; equal rows where it has one for each record."""
+        if not like.is_floating_point():
+            return like
+        lanes, width = self._shape
+        shape = list(like.shape)
+        if shape[:1] == [lanes * width]:
+            shape[0] = 1
+        elif shape[:2] == [lanes, width]:
+            shape[:2] = [1, 1]
+        generator = torch.Generator(like.device).manual_seed(like.numel())
+        made = torch.randn(shape, dtype=like.dtype, device=like.device, generator=generator)
+        return torch.empty_like(like).copy_(made.expand(like.shape))
 
     def add(self, computed: Tensor) -> None:
         """Look at [lanes * width, ...] or [lanes, width, ...]; of others nothing is known."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -160,7 +161,7 @@ class Trainer:
             repeated = _Repeated(training, shown)
             again = answer(repeated)
             same = _same(tensors, again[0]) and _same(state, again[1])
-            if repeated.failed or not same:
+            if not (repeated.is_same and same):
                 raise Unsupported(
                     f"what {self.algorithm.name} sends or keeps depends on gradients that have no "
                     "noise: where whole clients are hidden it may use nothing of a training but "
@@ -263,7 +264,7 @@ class _Training(_Shown):
         self._weakest = request.received.get(WEAKEST)
         self._calls = 0
         self._measured: list[tuple[float, float]] = []
-        self.returned: list[Tensor] = []
+        self.returned: list[_Call] = []
         self._failed: BaseException | None = None
 
     def __call__(
@@ -289,18 +290,20 @@ class _Training(_Shown):
         home = self._home
         if self.whole and correct is not None and len(self._people) > 1:
             raise _TakeTurns
+        if self.whole:  # a correction may write to what its method handed over
+            start = start.clone()
+        origin = self.origin(start, correct, state or {})
         correct, own = self._pulled(start, correct, state or {})
         lanes = self._lanes.with_state(own, self._calls * max(self._lanes.steps))
         for events, person in zip(self.events, self._people, strict=True):
             event = person.event()
             if event is not None and home.protection is None:
                 events.append(event)
-        origin = self._origin(start, lanes, correct)
         trained = self._trained(start, lanes, correct)
         parameters = trained.parameters
         over, ratio = trained.clipped_fraction, trained.signal_to_noise
         if self._whole is not None:
-            if not torch.equal(origin, self._origin(start, lanes, correct)):
+            if not _equal(origin, self._origin(start, lanes, correct)):
                 raise Unsupported(
                     f"the correction of {home.algorithm.name} leads a client without records to no "
                     "certain place: it draws random numbers, keeps something of the gradients it "
@@ -310,7 +313,7 @@ class _Training(_Shown):
             parameters = origin + moved
         self._calls += 1
         self._measured.append((float(over.float().mean()), float(ratio.mean())))
-        self.returned.append(parameters)
+        self.returned.append(_Call(origin, parameters))
         return parameters.clone()
 
     @property
@@ -324,6 +327,11 @@ class _Training(_Shown):
         coin = poisson_indices(self._home.stream, key, torch.arange(1), person.participation)
         return len(coin) == 1
 
+    def origin(self, start: Tensor, correct: Correct | None, state: Mapping[str, Tensor]) -> Tensor:
+        """What whole clients are measured from in a call with these arguments [L, d]."""
+        correct, own = self._pulled(start, correct, state)
+        return self._origin(start, self._lanes.with_state(own, 0), correct)
+
     def _origin(self, start: Tensor, lanes: Lanes, correct: Correct | None) -> Tensor:
         """What whole clients are measured from [L, d], so that one without records sends zeros.
 
@@ -331,10 +339,12 @@ class _Training(_Shown):
         correction moves clients without records, they are trained without any, by the same code.
         """
         home, person = self._home, self._people[0]
-        if self._whole is None or person.diameter or home.algorithm.trusts_server:
-            return torch.zeros_like(start) if person.parameters else start
-        if correct is None:
+        if self._whole is None:
             return start
+        if person.diameter or home.algorithm.trusts_server:
+            return torch.zeros_like(start) if person.parameters else start.clone()
+        if correct is None:
+            return start.clone()
         empty = replace(lanes, records=tuple(rows[:0] for rows in lanes.records))
         moved = self._trained(start, empty, correct).parameters
         says = home.algorithm.without_records
@@ -424,16 +434,29 @@ class _Training(_Shown):
         return sum(fractions) / len(fractions), sum(ratios) / len(ratios)
 
 
+class _Call(NamedTuple):
+    """One call of a training: what whole clients were measured from, and what was returned."""
+
+    origin: Tensor
+    parameters: Tensor
+
+
 class _Repeated(_Shown):
     """A training that returns what another one did, and shows corrections other gradients.
 
-    What a method makes of it is the same if it uses nothing of gradients but what is returned.
+    What a method makes of it is the same if it uses nothing of gradients but what is returned. The
+    same holds for what it calls it with: that is added to the noisy difference again, as it is.
     """
 
     def __init__(self, training: _Training, shown: float) -> None:
         super().__init__(training.clients, training.learning_rates, training.steps)
-        self._returned, self._shown = list(training.returned), shown
-        self.failed = False
+        self._training, self._calls, self._shown = training, list(training.returned), shown
+        self._failed = False
+
+    @property
+    def is_same(self) -> bool:
+        """Whether it was called as often as the other one, from the same places."""
+        return not self._failed and not self._calls
 
     def __call__(
         self,
@@ -442,13 +465,16 @@ class _Repeated(_Shown):
         state: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
         try:
+            call = self._calls.pop(0)
+            if not _equal(self._training.origin(start.clone(), correct, state or {}), call.origin):
+                self._failed = True
             if correct is not None:
                 own, gradient = _copied(state or {}), torch.full_like(start, self._shown)
                 for _ in range(int(self.steps.max())):
                     _on_copies(correct)(gradient, start, own)
-            return self._returned.pop(0).clone()
+            return call.parameters.clone()
         except BaseException:
-            self.failed = True
+            self._failed = True
             raise
 
 
@@ -462,10 +488,16 @@ def _on_copies(correct: Correct) -> Correct:
 
 
 def _same(some: Tensors, others: Tensors) -> bool:
-    """The same names with the same numbers; what is no number is like itself."""
-    return some.keys() == others.keys() and all(
-        torch.equal(one.nan_to_num(0.0), others[name].nan_to_num(0.0)) for name, one in some.items()
-    )
+    """The same names in the same order, with the same numbers."""
+    return list(some) == list(others) and all(map(_equal, some.values(), others.values()))
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are the same, bit by bit: zeros with other signs are not."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    bits = [t.detach().contiguous().view(-1).view(torch.uint8) for t in (one, other)]
+    return torch.equal(*bits)
 
 
 def _in_unit(person: Participant, unit: float) -> Participant:

@@ -15,6 +15,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from udpfl.engine.layers.rule import (
+    FEW,
     Named,
     Rule,
     Use,
@@ -201,10 +202,13 @@ class Convolution(Rule):
 
     def each(self, use: Use) -> Named:
         patches = self._patches(self._image(use.x)) if use.kept is None else use.kept
-        rows = self._gradient_rows(use)
-        full = torch.bmm(rows.transpose(2, 3).flatten(0, 1), patches.flatten(0, 1))
-        outputs = self.module.weight.shape[0]
-        named = {"weight": self._module_order(full.view(use.lanes, -1, outputs, full.shape[-1]))}
+        rows = self._gradient_rows(use).transpose(2, 3).flatten(0, 1)
+        outputs, own = self.module.weight.shape[0], rows.shape[1]
+        if own % 4 and patches.shape[-1] % 4 and own <= FEW:  # as in `aligned`
+            rows = F.pad(rows, (0, 0, 0, -own % 4))
+        full = torch.bmm(rows, patches.flatten(0, 1))[:, :own]
+        full = full.reshape(use.lanes, -1, outputs, full.shape[-1])
+        named = {"weight": self._module_order(full)}
         if self.module.bias is not None:
             named["bias"] = self._bias(use)
         return named

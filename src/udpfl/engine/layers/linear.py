@@ -11,6 +11,7 @@ from udpfl.engine.layers.rule import (
     Rule,
     Use,
     aligned,
+    even_columns,
     gram_norm,
     powers,
     put_products,
@@ -43,7 +44,9 @@ class Linear(Rule):
 
     def input_gradient(self, use: Use, weights: Named) -> Tensor:
         rows = use.g.reshape(use.lanes, -1, use.g.shape[-1])
-        return torch.bmm(rows, weights["weight"]).view(use.x.shape)
+        weight = even_columns(weights["weight"])
+        inputs = use.x.shape[-1]
+        return torch.bmm(rows, weight)[..., :inputs].reshape(use.x.shape)
 
     def each(self, use: Use) -> Named:
         a, b = self._split(use)

@@ -31,7 +31,7 @@ _ROW = 256
 """Numbers that a norm adds up in float32; the sums of such rows are added in double."""
 _CONVERTED, _CONVERTED_ON_CPU = 1 << 25, 1 << 18
 """Numbers that are turned into double at once."""
-_FEW = 16
+FEW = 16
 """Outputs of a layer up to which rows are aligned."""
 POSITIONS = 1 << 9
 """Positions whose products are added up in one go where they may cancel."""
@@ -180,9 +180,18 @@ def aligned(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     in memory, unless all rows begin at a multiple of 16 bytes (`engine/widths.py` finds out).
     """
     missing = -x.shape[-1] % 4
-    if not missing or weight.shape[-2] > _FEW:
+    if not missing or weight.shape[-2] > FEW:
         return x, weight
     return F.pad(x, (0, missing)), F.pad(weight, (0, missing))
+
+
+def even_columns(weight: Tensor) -> Tensor:
+    """Weights [..., out, in], filled up with zeros to a multiple of four inputs if these are few.
+
+    A product with such weights rounds rows by their place otherwise.
+    """
+    missing = -weight.shape[-1] % 4
+    return F.pad(weight, (0, missing)) if missing and weight.shape[-1] <= FEW else weight
 
 
 def gram_norm(a: Tensor, b: Tensor) -> Tensor:
