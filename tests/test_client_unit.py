@@ -575,6 +575,23 @@ class KeepsTheLargest(FedAvg):
         return {"update": local_update(received, train, note)}, {"largest": largest}
 
 
+class KeepsTheFirst(KeepsTheLargest):
+    """Writes the first gradient to its state, and never again."""
+
+    name = "keeps-the-first"
+    without_records = "stays"
+
+    def client_step(self, received, state, train):
+        largest = state["largest"]
+
+        def note(gradient, parameters, lane):
+            if not largest.any():
+                largest.copy_(gradient)
+            return gradient
+
+        return {"update": local_update(received, train, note)}, {"largest": largest}
+
+
 class SendsNothingInstead(FedAvg):
     """Catches what goes wrong in a training."""
 
@@ -704,8 +721,8 @@ class TrainsWhenItLikes(FedAvg):
 
 HEEDLESS = [
     SendsGradients, Mixed, KeepsGradients, SendsTheFirst, KeepsTheLargest, SendsNothingInstead,
-    CarriesGradientsOn, RemembersGradients, StartsElsewhere, WritesToItsStart, SendsNotANumber,
-    SendsMinusZero, TrainsWhenItLikes,
+    KeepsTheFirst, CarriesGradientsOn, RemembersGradients, StartsElsewhere, WritesToItsStart,
+    SendsNotANumber, SendsMinusZero, TrainsWhenItLikes,
 ]  # fmt: skip
 
 

@@ -157,6 +157,20 @@ def test_a_shape_that_is_equal_by_chance():
     assert not is_harmless(torch.sigmoid, 31, others=())  # nothing to compare with
 
 
+def test_a_slice_of_the_batch_holds_records_though_it_has_one_shape():
+    """Where other operators run at other widths nothing is taken for a constant."""
+
+    def narrow(x):
+        return torch.sigmoid(x[:2]), torch.tanh(x) if len(x) < 9 else None
+
+    assert not is_harmless(narrow, 32, (5,), others=(3, 5))
+
+    def mostly(x):
+        return torch.sigmoid(x[:2]), torch.sigmoid(x[: 2 if len(x) < 4 else len(x)])
+
+    assert not is_harmless(mostly, 32, (8,))
+
+
 def test_what_torch_repeats_for_every_record_sees_one():
     def each(x):
         for row in x:
