@@ -502,6 +502,7 @@ def test_clients_that_pay_unlike_are_refused_after_a_move(tmp_path):
             ledger.set_budget(own, Budget(9.0, 1e-5), reason="a vote")
     with pytest.raises(BudgetExceeded, match="all have to have the same plan"):
         run(tmp_path, "second", seed=1, privacy={"epsilon": [0.5, 1.0, 2.0]})
+    assert not (tmp_path / "second").exists()
 
 
 def test_the_ledger_of_a_run_is_not_for_others(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -443,6 +445,35 @@ def test_layers_that_torch_func_does_not_know_are_computed_one_by_one(kind, work
             gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, net.parameters())])
             expected = expected + gradient.double() * 1e-3 / gradient.double().norm()
         assert torch.allclose(found, expected * (1 - 2**-11), rtol=1e-5, atol=1e-9)
+
+
+def test_threads_do_not_share_a_module_whose_parameters_are_replaced():
+    together, used = threading.Barrier(2), []
+
+    class Waits(Recurrent):
+        def forward(self, x):
+            if self.training and threading.current_thread() is not threading.main_thread():
+                used.append(id(self))
+                together.wait(20)
+            return super().forward(x)
+
+    model = LaneModel(Waits(), cross_entropy)
+    x, y = torch.randn(4, 4, 3), torch.arange(4) % 2
+    real = torch.ones(1, 1, dtype=torch.bool)
+    with ThreadPoolExecutor(2) as pool:
+        done = [
+            pool.submit(
+                model.pass_gradients,
+                model.initial()[None],
+                x[None, i : i + 1],
+                y[None, i : i + 1],
+                real,
+            )
+            for i in range(2)
+        ]
+        for own in done:
+            own.result()
+    assert len(set(used)) == 2
 
 
 def test_one_by_one_is_no_way_around_memory():
