@@ -289,12 +289,16 @@ def test_out_and_resume(capsys, config, tmp_path):
 def test_a_finished_run_resumes_to_the_same_answer(capsys, config):
     code, out, _ = command(capsys, "run", config, "--out", "r", "--json")
     assert code == 0
-    _, before, _ = command(capsys, "budget", "history", "r", "--json")
+    history = ("budget", "history", "r", "--json")
+    _, before, _ = command(capsys, *history)
     code, again, _ = command(capsys, "run", "--resume", "r", "--json")
     assert code == 0
     assert json.loads(again)["accuracy"] == json.loads(out)["accuracy"]
     assert json.loads(again)["privacy"] == json.loads(out)["privacy"]
-    assert command(capsys, "budget", "history", "r", "--json")[1] == before
+    first, second = json.loads(before), json.loads(command(capsys, *history)[1])
+    assert second["charges"] == first["charges"]
+    assert second["changes"][:-1] == first["changes"]
+    assert [second["changes"][end]["kind"] for end in (-2, -1)] == ["end", "end"]
 
 
 # Budgets

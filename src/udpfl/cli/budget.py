@@ -25,7 +25,7 @@ from udpfl.cli.ledgers import (
     account_to_charge,
     accounts_of,
     balance_of,
-    missing_head,
+    contradictions,
     open_ledger,
 )
 from udpfl.cli.options import Trust, trust_all
@@ -317,7 +317,7 @@ def verify(
     try:
         with open_ledger(ledger) as opened:
             problems = opened.verify()
-            problems += [said for run in against or () if (said := missing_head(opened, run))]
+            problems += [said for run in against or () for said in contradictions(opened, run)]
             if not problems:
                 charges, clients = len(list(opened.history())), len(opened.accounts())
     except LedgerError as error:

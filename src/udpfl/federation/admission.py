@@ -25,6 +25,7 @@ from udpfl.federation.participants import Participant, Past
 from udpfl.federation.rounds import listed
 from udpfl.ledger.divisions import Takeover
 from udpfl.ledger.ledger import Ledger
+from udpfl.ledger.seals import BEGUN_WITH, digests
 
 log = logging.getLogger(__name__)
 
@@ -307,22 +308,23 @@ def admit(
     settings: Config,
     ledger: Ledger,
     run: str,
-    folder: str,
+    folder: Path,
     holding: Holding,
     people: Sequence[Participant],
     claimed: bool,
 ) -> list[int]:
     """Open every client's account and reserve what the run will cost it; the accounts.
 
-    All of it or nothing: a run that is refused leaves the ledger as it was. A run that claims
-    nothing gets no budgets and reserves nothing: it could not keep any.
+    All of it or nothing: a run that is refused leaves the ledger as it was. The files in its folder
+    that the run begins with are sealed. A run that claims nothing gets no budgets and reserves
+    nothing: it could not keep any.
     """
     with ledger.transaction():
         _begin(settings, ledger, run, folder)
         return _reserved(settings, ledger, run, holding, people, claimed)
 
 
-def _begin(settings: Config, ledger: Ledger, run: str, folder: str) -> None:
+def _begin(settings: Config, ledger: Ledger, run: str, folder: Path) -> None:
     privacy = settings.privacy if isinstance(settings.privacy, PrivacyConfig) else None
     ledger.begin_run(
         run,
@@ -331,8 +333,9 @@ def _begin(settings: Config, ledger: Ledger, run: str, folder: str) -> None:
         description={
             "data": settings.data.name,
             "algorithm": settings.training.algorithm,
-            "folder": folder,
+            "folder": folder.name,
         },
+        files=digests(folder, BEGUN_WITH),
     )
 
 

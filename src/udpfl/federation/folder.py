@@ -122,6 +122,19 @@ class RunFolder:
         except (OSError, ValueError) as error:
             raise InvalidInput("resume", f"cannot read {self.path / name}: {error}") from None
 
+    def drop_summary(self) -> float:
+        """Remove the summary of a run that goes on; the seconds that it says the run had taken.
+
+        What it says is no longer so once there are new results beside it.
+        """
+        try:
+            seconds = float(self.read_json("summary.json")["seconds"])
+        except (InvalidInput, KeyError, TypeError, ValueError):
+            seconds = 0.0
+        with _explained(self.path / "summary.json"):
+            (self.path / "summary.json").unlink(missing_ok=True)
+        return seconds
+
     def write_text(self, name: str, text: str) -> None:
         """A text file, whole or not at all."""
         self._write(self.path / name, text.encode())

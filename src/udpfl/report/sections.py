@@ -152,7 +152,9 @@ def _checked(run: RunRecord) -> str:
     if run.verification.state == "verified":
         said = (
             "Verified: every client’s ε was recomputed from the ledger when this page was made. "
-            "Its chain is sound, and it holds all charges of this run."
+            "Its chain is sound, it holds all charges of this run, and the settings, the noise, "
+            "the model and the figures are in the files that the run sealed there. How good the "
+            "model is, the run measured itself."
         )
     else:
         said = f"Not verified: {'; '.join(run.verification.reasons)}."
