@@ -87,7 +87,7 @@ def run(
     if resume is not None and (config is not None or overrides):
         raise InvalidInput("resume", "continues a run as it was begun: no other settings beside it")
     trust_all(trust)
-    console = Console(stderr=True)
+    console = Console(stderr=True, emoji=False)
     try:
         with ExitStack() as stack:
             view = stack.enter_context(Live(console)) if console.is_terminal else None
@@ -111,7 +111,7 @@ def run(
     if json_:
         typer.echo(json.dumps(result.to_dict()))
     else:
-        show(result, Console())
+        show(result, Console(emoji=False))
     if result.stopped:
         typer.echo(f"udpfl: {result.stopped}", err=True)
         raise typer.Exit(1)
