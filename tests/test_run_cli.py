@@ -308,7 +308,7 @@ def test_a_used_up_budget_ends_with_exit_code_1_and_clear_words(capsys, config, 
     shared = ["--set", "privacy.ledger=site.sqlite"]
     code, out, err = command(capsys, "run", config, *shared)
     assert (code, err) == (0, "")
-    assert "site.sqlite (shared between runs)" in out
+    assert "site.sqlite (shared between runs, new)" in out
     code, out, err = command(capsys, "run", config, *shared, "--out", "second", "--json")
     assert (code, out) == (1, "")
     assert err.startswith(

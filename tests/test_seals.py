@@ -128,6 +128,8 @@ def test_another_block_is_found(capsys, place, is_sealed):
     contradicted(
         capsys, folder, reason if is_sealed else "the run charged client-0, and run.json names the"
     )
+    if not is_sealed:  # compared with what the run charged, not with the block
+        assert "summary.json for client-0 says " in outcome(capsys, folder)[1]
 
 
 @pytest.mark.parametrize("model", ["gone", "restamped"])

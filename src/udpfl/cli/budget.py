@@ -30,7 +30,7 @@ from udpfl.cli.ledgers import (
     open_ledger,
 )
 from udpfl.cli.options import Trust, trust_all
-from udpfl.errors import InvalidInput, LedgerError, UdpflError
+from udpfl.errors import InvalidInput, LedgerError, LedgerUnavailable, UdpflError
 from udpfl.ledger.charges import Entry
 
 budget = typer.Typer(
@@ -297,8 +297,8 @@ def verify(
         list[Path] | None,
         typer.Option(
             metavar="RUN",
-            help="Also check that the ledger holds the charge this run ended with. May be "
-            "repeated.",
+            help="Also check that the ledger holds what this run ended with, and that the run's "
+            "files were not edited. May be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -306,8 +306,10 @@ def verify(
 ) -> None:
     """Check that no charge is missing, edited or unreadable. Exit code 1 if one is.
 
+    Exit code 2 if the file cannot be opened, which says nothing about its charges.
+
     A ledger that was put back from an older copy is sound by itself: `--against` compares it with
-    what the folders of runs remember of it.
+    what the folders of runs remember of it, and their files with the digests that it holds.
 
     Examples:
 
@@ -322,6 +324,8 @@ def verify(
             problems += [said for run in against or () for said in contradictions(opened, run)]
             if not problems:
                 charges, clients = len(list(opened.history())), len(opened.accounts())
+    except LedgerUnavailable:
+        raise
     except LedgerError as error:
         problems = [str(error)]
     for problem in problems:

@@ -204,7 +204,8 @@ def show(result: Run, console: Console) -> None:
     epsilons = sorted({shown(statement.epsilon) for statement in result.clients.values()})
     if result.privacy.kind != "none" and len(epsilons) > 1:
         table.add_row("clients", f"{len(result.clients)} clients spent ε from {_range(result)}")
-    scope = "this run only" if result.ledger_path.parent == result.folder else "shared between runs"
+    shared = f"shared between runs{', new' if result.ledger_is_new else ''}"
+    scope = "this run only" if result.ledger_path.parent == result.folder else shared
     table.add_row("ledger", escape(f"{result.ledger_path} ({scope})"))
     model = result.folder / "model.safetensors"
     table.add_row("model", escape(str(model)) if model.is_file() else "none: nobody has trained")

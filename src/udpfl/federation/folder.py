@@ -26,6 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import numpy as np
 
@@ -284,8 +285,8 @@ class RunFolder:
 
 
 def _plain(client: str) -> str:
-    """A client's name as part of a file name."""
-    return re.sub(r"[^\w.=-]+", "-", client)
+    """A client's name as part of a file name; no two names give the same one."""
+    return re.sub(r"[^\w.=-]", lambda found: quote(found[0], safe=""), client)
 
 
 def _free(path: Path) -> bool:

@@ -32,6 +32,8 @@ class Run:
     stopped: str | None = None
     references: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Published figures on the same test records, to compare with."""
+    ledger_is_new: bool = False
+    """Whether there was no ledger of that name before."""
 
     @cached_property
     def ledger(self) -> Ledger:

@@ -61,6 +61,7 @@ from udpfl.federation.shares import (
 from udpfl.federation.shuffler import NOTE, Shuffler, shuffle_notes
 from udpfl.federation.trusted import TrustedServer
 from udpfl.ledger.charges import TRUSTED
+from udpfl.ledger.file import require_writable
 from udpfl.ledger.ledger import Ledger
 from udpfl.ledger.seals import ENDED_WITH, digests
 from udpfl.report import write_report
@@ -107,6 +108,8 @@ def run(
             f"{unclaimed}: such a run is not private and cannot be charged to "
             f"{settings.privacy.ledger!r}, a ledger that counts",
         )
+    if folder is None and isinstance(settings.privacy, PrivacyConfig) and settings.privacy.ledger:
+        require_writable(Path(settings.privacy.ledger), "privacy.ledger")
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     device = device_of(settings.device)
@@ -166,6 +169,8 @@ def run(
             settings, ledger, identity["id"], folder.path, holding, people, unclaimed is None
         )
         _warn_of_edits(ledger, identity["id"], folder)
+        if ledger.is_new and identity["ledger"]:
+            log.warning("charges go to %s (new): no run has used this ledger before", ledger_path)
         seconds_before = folder.drop_summary()
         sites = [
             Site(person, account, torch.from_numpy(part).to(device), fingerprint)
@@ -250,6 +255,7 @@ def run(
             clients=statements,
             metrics=federation.metrics,
             ledger_path=ledger_path,
+            ledger_is_new=ledger.is_new,
             # A resumed run took as long as all its rounds, not as long as this call.
             seconds=max(
                 time.perf_counter() - began,

@@ -25,7 +25,7 @@ from udpfl.accounting.budget import Budget
 from udpfl.accounting.events import Event, leaves
 from udpfl.accounting.filter import Filter
 from udpfl.accounting.statement import PrivacyStatement, shown
-from udpfl.errors import BudgetExceeded, InvalidInput, LedgerError
+from udpfl.errors import BudgetExceeded, InvalidInput, LedgerError, LedgerUnavailable
 from udpfl.ledger.accounts import Account, Accounts, Runs
 from udpfl.ledger.balances import Balances, Demand
 from udpfl.ledger.chain import Head, head_of
@@ -92,6 +92,11 @@ class Ledger:
         """Whatever is written inside is stored together, or not at all; other processes wait."""
         with self._file.writing():
             yield
+
+    @property
+    def is_new(self) -> bool:
+        """Whether there was no ledger before this one was opened."""
+        return self._file.is_new
 
     # Runs, accounts and budgets
 
@@ -180,10 +185,11 @@ class Ledger:
         """Refuse records that are known under another name, and blocks without a statement."""
         for client, fingerprint in parts.items():
             if known := self.other_names(client, fingerprint, block):
+                other = f"{known[0]} (no block)" if known[0] == client else known[0]
                 raise InvalidInput(
                     "privacy.ledger",
-                    f"the data of {client} is known there as {known[0]}: its budget cannot begin "
-                    "anew under another name",
+                    f"the data of {Account(0, client, block).name} is known there as {other}: its "
+                    "budget cannot begin anew under another name or block",
                 )
             self._accounts.require_statement(client, block)
 
@@ -649,6 +655,8 @@ class Ledger:
             try:
                 with self._file.snapshot():
                     problems += found
+            except LedgerUnavailable:  # tells nothing about its content
+                raise
             except LedgerError as error:
                 problems.append(str(error))
         return problems
