@@ -318,13 +318,13 @@ def test_participants_import_nothing_on_resume(stranger, begun):
 
 def test_participants_import_nothing_in_a_report_or_an_audit(stranger, finished):
     rename(finished, stranger)
-    assert invoke("report", finished).exit_code == 0
+    assert invoke("report", finished).exit_code == 1  # it was edited, and has a page all the same
     assert f"{stranger.noise} (std " in (finished / "report.html").read_text()
     refused = invoke("audit", "run", finished, "--canaries", 0, "--trials", 1000)
     assert isinstance(refused.exception, udpfl.Unsupported)
     assert stranger.named_in(refused.exception)
     assert not stranger.was_imported
-    assert invoke("report", finished, "--trust", stranger.noise).exit_code == 0
+    assert invoke("report", finished, "--trust", stranger.noise).exit_code == 1
     audited = invoke("audit", "run", finished, "--canaries", 0, "--trials", 1000, "--json",
                      "--trust", stranger.noise)  # fmt: skip
     assert audited.exit_code == 0, audited.output

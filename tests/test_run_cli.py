@@ -289,12 +289,16 @@ def test_out_and_resume(capsys, config, tmp_path):
 def test_a_finished_run_resumes_to_the_same_answer(capsys, config):
     code, out, _ = command(capsys, "run", config, "--out", "r", "--json")
     assert code == 0
-    _, before, _ = command(capsys, "budget", "history", "r", "--json")
+    history = ("budget", "history", "r", "--json")
+    _, before, _ = command(capsys, *history)
     code, again, _ = command(capsys, "run", "--resume", "r", "--json")
     assert code == 0
     assert json.loads(again)["accuracy"] == json.loads(out)["accuracy"]
     assert json.loads(again)["privacy"] == json.loads(out)["privacy"]
-    assert command(capsys, "budget", "history", "r", "--json")[1] == before
+    first, second = json.loads(before), json.loads(command(capsys, *history)[1])
+    assert second["charges"] == first["charges"]
+    assert second["changes"][:-1] == first["changes"]
+    assert [second["changes"][end]["kind"] for end in (-2, -1)] == ["end", "end"]
 
 
 # Budgets
@@ -304,7 +308,7 @@ def test_a_used_up_budget_ends_with_exit_code_1_and_clear_words(capsys, config, 
     shared = ["--set", "privacy.ledger=site.sqlite"]
     code, out, err = command(capsys, "run", config, *shared)
     assert (code, err) == (0, "")
-    assert "site.sqlite (shared between runs)" in out
+    assert "site.sqlite (shared between runs, new)" in out
     code, out, err = command(capsys, "run", config, *shared, "--out", "second", "--json")
     assert (code, out) == (1, "")
     assert err.startswith(

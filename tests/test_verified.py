@@ -9,7 +9,8 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,9 @@ from tests.small import blobs, linear
 from udpfl.accounting import PrivacyStatement
 from udpfl.algorithms.message import tensors_from_bytes, tensors_to_bytes
 from udpfl.cli import main
-from udpfl.cli.ledgers import missing_head
+from udpfl.cli.ledgers import contradictions
 from udpfl.ledger.ledger import Ledger
+from udpfl.ledger.seals import Seals
 from udpfl.report import read_run, run_page
 from udpfl.report.differences import differences
 
@@ -37,18 +39,34 @@ def train(folder, rounds=2, clients=3, observers=(), **privacy):
     return udpfl.run(settings, data=blobs(), model=linear(), observers=observers).folder
 
 
+@contextmanager
+def sealing_nothing():
+    """Runs inside are those of a version that did not know of seals."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Seals, "begin", lambda *_: None)
+        patch.setattr(Seals, "end", lambda *_: None)
+        yield
+
+
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
-    """A private run with a ledger of its own, and a nominal one."""
+    """A private run with a ledger of its own, one by an earlier version, and a nominal one."""
     top = tmp_path_factory.mktemp("kept")
     train(top / "private", epsilon=[1.0, 2.0, 4.0])
     train(top / "nominal", accounting="scalar")
+    with sealing_nothing():
+        train(top / "unsealed", epsilon=[1.0, 2.0, 4.0])
     return top
 
 
 @pytest.fixture
 def run(kept, tmp_path):
     return Path(shutil.copytree(kept / "private", tmp_path / "run"))
+
+
+@pytest.fixture
+def unsealed(kept, tmp_path):
+    return Path(shutil.copytree(kept / "unsealed", tmp_path / "unsealed"))
 
 
 def report(capsys, *folders):
@@ -226,25 +244,25 @@ def test_a_nominal_run_is_no_guarantee(capsys, kept, tmp_path):
     contradicted(capsys, folder, "says kind “guarantee”, recomputed it is “nominal”")
 
 
-def test_a_client_cannot_be_left_out(capsys, run):
-    edit(run / "participants.json", lambda people: people.pop(2))
-    edit(run / "summary.json", lambda summary: summary["clients"].pop("client-2"))
-    contradicted(capsys, run, "client-2 was charged in this run, and is not among its clients")
+def test_a_client_cannot_be_left_out(capsys, unsealed):
+    edit(unsealed / "participants.json", lambda people: people.pop(2))
+    edit(unsealed / "summary.json", lambda summary: summary["clients"].pop("client-2"))
+    contradicted(capsys, unsealed, "client-2 was charged in this run, and is not among its clients")
 
 
-def test_an_edited_header_of_the_model_is_found(capsys, run):
-    restamp(run, lambda stamp: stamp["privacy"].update(epsilon=0.5))
-    contradicted(capsys, run, "the header of the model says ε = 0.5")
+def test_an_edited_header_of_the_model_is_found(capsys, unsealed):
+    restamp(unsealed, lambda stamp: stamp["privacy"].update(epsilon=0.5))
+    contradicted(capsys, unsealed, "the header of the model says ε = 0.5")
 
 
-def test_an_edited_sentence_in_the_model_is_found(capsys, run):
-    restamp(run, lambda stamp: stamp.update(statement="(ε = 0.1, δ = 0)-DP"))
-    contradicted(capsys, run, "the header of the model has another statement")
+def test_an_edited_sentence_in_the_model_is_found(capsys, unsealed):
+    restamp(unsealed, lambda stamp: stamp.update(statement="(ε = 0.1, δ = 0)-DP"))
+    contradicted(capsys, unsealed, "the header of the model has another statement")
 
 
-def test_a_model_has_to_say_what_it_cost(capsys, run):
-    restamp(run, lambda stamp: stamp.pop("privacy"))
-    contradicted(capsys, run, "the header of the model has no statement")
+def test_a_model_has_to_say_what_it_cost(capsys, unsealed):
+    restamp(unsealed, lambda stamp: stamp.pop("privacy"))
+    contradicted(capsys, unsealed, "the header of the model has no statement")
 
 
 def test_model_and_summary_end_with_the_same_charge(capsys, run):
@@ -252,9 +270,9 @@ def test_model_and_summary_end_with_the_same_charge(capsys, run):
     contradicted(capsys, run, "end with different charges")
 
 
-def test_a_damaged_model_is_not_verified(capsys, run):
-    (run / "model.safetensors").write_bytes(b"\xff" * 100)
-    state, reasons, _, page = outcome(capsys, run)
+def test_a_damaged_model_is_not_verified(capsys, unsealed):
+    (unsealed / "model.safetensors").write_bytes(b"\xff" * 100)
+    state, reasons, _, page = outcome(capsys, unsealed)
     assert state == "not verified"
     assert "its header is cut off" in reasons
     assert not is_green(page)
@@ -398,15 +416,15 @@ def test_a_run_in_which_nobody_trained_leaves_no_model(capsys, tmp_path):
 
 
 def test_notes_of_all_clients_are_on_the_page(run):
-    def change(summary):
-        for name, own in summary["clients"].items():
-            own["notes"] = ["what everybody assumes", f"own to {name}"]
-            if name != "client-2":
-                own["notes"].append("what two assume")
-        summary["privacy"]["notes"] = summary["clients"]["client-2"]["notes"]
-
-    edit(run / "summary.json", change)
-    page = run_page(read_run(run))
+    record, clients = read_run(run), []
+    for client in record.clients:
+        notes = ("what everybody assumes", f"own to {client.name}")
+        notes += ("what two assume",) if client.name != "client-2" else ()
+        clients.append(replace(client, statement=replace(client.statement, notes=notes)))
+    privacy = {**record.summary["privacy"], "notes": list(clients[2].statement.notes)}
+    page = run_page(
+        replace(record, clients=clients, summary={**record.summary, "privacy": privacy})
+    )
     assert "own to client-2 (client-2)" in page
     assert "own to client-0 (client-0)" in page
     assert page.count("<li>what everybody assumes</li>") == 1
@@ -440,31 +458,42 @@ def test_the_ledger_that_was_named_goes_first(tmp_path):
 
 
 def older(folder):
-    """The folder as a version before heads wrote it."""
-    edit(folder / "summary.json", lambda summary: summary.pop("head"))
+    """A folder without seals, as a version before heads wrote it."""
+    edit(folder / "summary.json", lambda summary: (summary.pop("head"), summary.pop("decided")))
     restamp(folder, lambda stamp: stamp.pop("head"))
     edit(folder / "run.json", lambda identity: identity.pop("ledger_from_here"))
 
 
-def test_an_older_folder_is_verified_where_that_is_possible(capsys, run):
-    older(run)
-    assert outcome(capsys, run)[:2] == ("verified", "")
-    edit(run / "summary.json", lambda s: s["clients"]["client-1"].update(epsilon=0.5))
-    contradicted(capsys, run, "summary.json for client-1 says ε = 0.5")
+def test_a_folder_without_seals_is_not_verified(capsys, unsealed):
+    for _ in range(2):
+        state, reasons, said, page = outcome(capsys, unsealed)
+        assert state == "not verified"
+        assert "an earlier version of udpfl wrote this folder and sealed none of" in reasons
+        assert "ε = " in said
+        assert not is_green(page)
+        if "head" in summary_of(unsealed):
+            older(unsealed)
+    edit(unsealed / "summary.json", lambda s: s["clients"]["client-1"].update(epsilon=0.5))
+    contradicted(capsys, unsealed, "summary.json for client-1 says ε = 0.5")
 
 
 def test_an_older_folder_on_a_shared_ledger(capsys, tmp_path):
-    shared, _, first = shared_with_backup(tmp_path)
-    train(tmp_path / "second", epsilon=4.0, ledger=str(shared), rounds=1)
+    with sealing_nothing():
+        shared, _, first = shared_with_backup(tmp_path)
+        train(tmp_path / "second", epsilon=4.0, ledger=str(shared), rounds=1)
     older(first)
-    assert outcome(capsys, first)[:2] == ("verified", "")
+    state, reasons, _, _ = outcome(capsys, first)
+    assert state == "not verified"
+    assert "does not say with which charge" not in reasons
 
     def larger(summary):  # as if another run had charged before this one ended
         for own in (summary["privacy"], *summary["clients"].values()):
             own["epsilon"] = own["vector_epsilon"] = own["epsilon"] * 1.5
+        summary["statement"] = str(PrivacyStatement.from_dict(summary["privacy"]))
 
     edit(first / "summary.json", larger)
-    restamp(first, lambda stamp: stamp.update(privacy=summary_of(first)["privacy"]))
+    said = {key: summary_of(first)[key] for key in ("privacy", "statement")}
+    restamp(first, lambda stamp: stamp.update(said))
     state, reasons, _, page = outcome(capsys, first)
     assert state == "not verified"
     assert "does not say with which charge of the shared ledger the run ended" in reasons
@@ -504,15 +533,19 @@ def test_against_tells_a_ledger_that_was_rolled_back(capsys, tmp_path):
     assert verify(capsys, backup, first)[0] == 0
     code, said = verify(capsys, backup, first, second)
     assert code == 1
-    assert f"charge 6, with which {second} ended, is not in this ledger" in said
+    assert f"{second}: the ledger does not hold charge 6, the last of this run" in said
     assert str(first) not in said
 
 
-def test_against_wants_runs_that_say_how_they_ended(capsys, run):
-    restamp(run, lambda stamp: stamp.update(head=[6, "0" * 64]))
-    assert verify(capsys, run, run)[0] == 1  # the model was made with another ledger
-    older(run)
-    code, said = verify(capsys, run, run)
+def test_against_wants_runs_that_say_how_they_ended(capsys, run, unsealed):
+    assert verify(capsys, unsealed, unsealed)[0] == 0
+    for folder in (run, unsealed):
+        restamp(folder, lambda stamp: stamp.update(head=[6, "0" * 64]))
+        code, said = verify(capsys, folder, folder)
+        assert code == 1  # the model was made with another ledger
+        assert "and the header of the model end with different charges" in said
+    older(unsealed)
+    code, said = verify(capsys, unsealed, unsealed)
     assert (code, "does not say with which charge it ended" in said) == (1, True)
     (run / "summary.json").unlink()
     code, said = verify(capsys, run, run)
@@ -547,8 +580,9 @@ def test_a_trusted_server_cannot_be_left_out():
     said = PrivacyStatement(1.0, 0.0, "guarantee", "pure", vector_epsilon=1.0)
     found = PrivacyStatement(1.0, 0.0, "guarantee", "pure", vector_epsilon=1.0, notes=(TRUST,))
     (difference,) = differences("it", said, found)
-    assert "does not say that the server is trusted" in difference.said
-    assert not list(differences("it", found, said))
+    assert "leaves out the note “assumes a server that adds the noise" in difference.said
+    assert not list(differences("it", found, said, all_notes=False))
+    assert list(differences("it", found, said))
 
 
 def test_a_decision_that_was_taken_back_is_found(capsys, tmp_path):
@@ -566,5 +600,5 @@ def test_a_decision_that_was_taken_back_is_found(capsys, tmp_path):
         db.execute(sql)
     with Ledger(shared) as ledger:
         assert ledger.verify() == []
-        assert "decision" in missing_head(ledger, folder)
+        assert any("decision" in said for said in contradictions(ledger, folder))
     contradicted(capsys, folder, "the last before this run ended")

@@ -32,6 +32,10 @@ class LedgerError(UdpflError):
     """The ledger cannot be read or written, or does not hold together. Nothing was released."""
 
 
+class LedgerUnavailable(LedgerError):
+    """Its file cannot be reached: permission, a lock, the disk. What is in it may be fine."""
+
+
 class MissingExtra(UdpflError, ImportError):
     """An optional dependency is not installed; the message says which extra brings it."""
 

@@ -21,7 +21,8 @@ from udpfl.audit.costs import bounds, least_by_filter, tractable
 from udpfl.audit.events import NO_CLAIM, Seen, flattened, read, same_text
 from udpfl.audit.ledger_rows import Rows, rows_of
 from udpfl.cli.ledgers import ledger_at
-from udpfl.errors import InvalidInput, LedgerError, UdpflError
+from udpfl.errors import InvalidInput, LedgerError, LedgerUnavailable, UdpflError
+from udpfl.ledger.file import is_out_of_reach, reading_uri
 from udpfl.ledger.ledger import Ledger
 
 _TRIES = 3
@@ -109,7 +110,7 @@ def audit_ledger(path: Path, delta: float = 1e-5) -> LedgerAudit:
     if not 0 <= delta < 1:
         raise InvalidInput("delta", f"must lie in [0, 1), got {delta!r}")
     file = ledger_at(Path(path))
-    uri = f"{file.absolute().as_uri()}?mode=ro"
+    uri = reading_uri(file)
     try:
         with closing(sqlite3.connect(uri, uri=True, timeout=30.0, isolation_level=None)) as db:
             if _is_former(db):
@@ -123,6 +124,8 @@ def audit_ledger(path: Path, delta: float = 1e-5) -> LedgerAudit:
                 if db.execute("PRAGMA data_version").fetchone() == version:
                     break
     except sqlite3.Error as error:
+        if is_out_of_reach(error):
+            raise LedgerUnavailable(f"cannot read ledger {file}: {error}") from error
         return LedgerAudit((), 0, (f"the file cannot be read: {error}",))
     return found
 
@@ -140,6 +143,8 @@ def _compared(file: Path, rows: Rows, delta: float) -> LedgerAudit:
                 accounts.append(_account(ledger, rows, number, delta, problems, remarks))
             if [found.id for found in ledger.accounts()] != sorted(rows.accounts):
                 problems.append("the ledger lists other accounts than there are")
+    except LedgerUnavailable:  # tells nothing about its content
+        raise
     except LedgerError as error:
         problems.append(f"the ledger cannot be asked: {error}")
     return LedgerAudit(tuple(accounts), len(rows.charges), tuple(problems), tuple(remarks))

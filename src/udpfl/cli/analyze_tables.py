@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from udpfl.accounting import Accounting
 from udpfl.planning import Plan
@@ -85,7 +86,7 @@ def networks(curves: Sequence[NetworkCurve]) -> None:
     table = _table(title, "run", "noise std", "rounds", "last loss", "last accuracy")
     for each in curves:
         table.add_row(
-            each.name, f"{each.noise_std:.4g}", str(each.rounds_to(target)),
+            Text(each.name), f"{each.noise_std:.4g}", str(each.rounds_to(target)),
             f"{each.losses[-1]:.4f}", _share(each.accuracies[-1]),
         )  # fmt: skip
     Console().print(table)
@@ -118,7 +119,7 @@ def errors(planned: Plan, found: Mapping[str, Sequence[ErrorRow]], accounting: A
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold")
+    table = Table(title=Text(title), title_justify="left", title_style="bold")
     for name in columns:
         table.add_column(name, justify="left" if name == "run" else "right")
     return table

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from udpfl.accounting import Accountant, Accounting, Norm, Sensitivity
 from udpfl.cli.options import Trust, set_option, trust_all
@@ -108,7 +109,7 @@ def mechanism(
     assert row.statement is not None
     claim = f"{mechanism}, {accounting} accounting, {canary} canary"
     console = Console(stderr=True)
-    with console.status(f"{2 * trials * steps * dimension:,} draws of {mechanism} noise"):
+    with console.status(Text(f"{2 * trials * steps * dimension:,} draws of {mechanism} noise")):
         verdict = audit_releases(
             Releases(row.noise, shift, steps, sampling_rate),
             row.statement.epsilon,

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from udpfl.accounting.accountant import check_choices
 from udpfl.accounting.described import described
@@ -25,11 +26,11 @@ from udpfl.cli.ledgers import (
     account_to_charge,
     accounts_of,
     balance_of,
-    missing_head,
+    contradictions,
     open_ledger,
 )
 from udpfl.cli.options import Trust, trust_all
-from udpfl.errors import InvalidInput, LedgerError, UdpflError
+from udpfl.errors import InvalidInput, LedgerError, LedgerUnavailable, UdpflError
 from udpfl.ledger.charges import Entry
 
 budget = typer.Typer(
@@ -86,7 +87,7 @@ def show(
         statement, own, left = balance.statement, balance.budget, balance.left
         claimed = statement.kind != "none"
         table.add_row(
-            balance.account.name,
+            Text(balance.account.name),
             f"{balance.releases:,}",
             shown(statement.epsilon) if claimed else "not private",
             f"{statement.delta:g}" if claimed else "–",
@@ -95,7 +96,8 @@ def show(
             str(len(balance.runs)),
         )
         for fingerprint, releases in balance.versions:
-            table.add_row(f"  data {fingerprint[:8] or 'not named'}", f"{releases:,}", style="dim")
+            version = Text(f"  data {fingerprint[:8] or 'not named'}")
+            table.add_row(version, f"{releases:,}", style="dim")
     console = Console()
     console.print(table)
     said: dict[str, list[str]] = {}
@@ -111,7 +113,7 @@ def show(
             said.setdefault(note, []).append(balance.account.name)
     for note, names in said.items():
         who = ", ".join(names) if len(names) <= 3 else f"{len(names)} clients"
-        console.print(f"{who}: {note}", highlight=False, markup=False)
+        console.print(Text(f"{who}: {note}"))
 
 
 @budget.command("import")
@@ -212,7 +214,7 @@ def history(
         first = line.first
         client_, run = _client(first), folders.get(first.run, first.run)
         row = (_second(first.charged_at), client_, run, line.span(), f"{line.times:,}")
-        table.add_row(*row, _release(first))
+        table.add_row(*map(Text, row), Text(_release(first)))
     console = Console()
     console.print(table)
     changed = Table("when", "client", "change", "by", "reason")
@@ -220,7 +222,7 @@ def history(
         if (said := described_change(change, folders)) is not None:
             who = names.get(change.account or 0, "")
             when = _second(change.decided_at)
-            changed.add_row(when, who, said, change.author, change.reason)
+            changed.add_row(*map(Text, (when, who, said, change.author, change.reason)))
     console.print(changed)
 
 
@@ -295,8 +297,8 @@ def verify(
         list[Path] | None,
         typer.Option(
             metavar="RUN",
-            help="Also check that the ledger holds the charge this run ended with. May be "
-            "repeated.",
+            help="Also check that the ledger holds what this run ended with, and that the run's "
+            "files were not edited. May be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -304,8 +306,10 @@ def verify(
 ) -> None:
     """Check that no charge is missing, edited or unreadable. Exit code 1 if one is.
 
+    Exit code 2 if the file cannot be opened, which says nothing about its charges.
+
     A ledger that was put back from an older copy is sound by itself: `--against` compares it with
-    what the folders of runs remember of it.
+    what the folders of runs remember of it, and their files with the digests that it holds.
 
     Examples:
 
@@ -317,9 +321,11 @@ def verify(
     try:
         with open_ledger(ledger) as opened:
             problems = opened.verify()
-            problems += [said for run in against or () if (said := missing_head(opened, run))]
+            problems += [said for run in against or () for said in contradictions(opened, run)]
             if not problems:
                 charges, clients = len(list(opened.history())), len(opened.accounts())
+    except LedgerUnavailable:
+        raise
     except LedgerError as error:
         problems = [str(error)]
     for problem in problems:

@@ -27,6 +27,10 @@ def described_change(change: Decision, folders: Mapping[str, str]) -> str | None
         case "take over":
             taken = sum(content["totals"].values())
             return f"takes over {taken:,} releases, because records may have moved"
+        case "begin":
+            return f"{run} begun, its files sealed"
+        case "end":
+            return f"{run} ended, its files sealed"
         case "division":
             return f"one data set divided among {len(content['clients'])} clients"
         case "upgrade":

@@ -87,7 +87,7 @@ def compare(
         check_plot(plot)
         if not vary:
             raise InvalidInput("plot", "there is nothing to draw without --vary")
-    console = Console(stderr=True)
+    console = Console(stderr=True, emoji=False)
     view = Live(console)
     try:
         with running(view.bar) if console.is_terminal else nullcontext():
@@ -105,7 +105,7 @@ def compare(
     if json_:
         typer.echo(json.dumps(result.to_dict()))
     else:
-        people = Console()
+        people = Console(emoji=False)
         show(result, people)
         people.print(
             f"{result.trained} run{'' if result.trained == 1 else 's'} trained"

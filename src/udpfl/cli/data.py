@@ -69,7 +69,7 @@ def list_(data_dir: DataDir = None, json_: Json = False) -> None:
                 table.add_row("", key, escape(row[key]))
         table.add_row("", "here", "\n".join(_here(row)))
         table.add_row()
-    console = Console()
+    console = Console(emoji=False)
     console.print(table, highlight=False)
     if directory is None:
         place = "no folder with data files is named: use --data-dir or UDPFL_DATA_DIR"
@@ -230,7 +230,7 @@ def _print_checks(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         status = f"[{_COLOURS.get(row['status'], 'dim')}]{row['status']}[/]"
         table.add_row(row["data"], escape(row["name"] or "*.jpg"), status)
-    console = Console()
+    console = Console(emoji=False)
     console.print(table, highlight=False)
     for row in rows:
         if row["detail"]:
@@ -251,7 +251,7 @@ def _explain(source: Source, directory: Path | None) -> None:
 @contextmanager
 def _bars() -> Iterator[Report | None]:
     """A bar for every file on a terminal, nothing elsewhere."""
-    console = Console(stderr=True)
+    console = Console(stderr=True, emoji=False)
     if not console.is_terminal:
         yield None
         return

@@ -89,34 +89,28 @@ def run_named(ledger: Ledger, name: str) -> str:
     return named[0] if named else name
 
 
-def missing_head(ledger: Ledger, folder: Path) -> str | None:
-    """A sentence where the ledger does not hold the charge that a run ended with."""
-    from udpfl.report.verification import head_of, stamp_of
+def contradictions(ledger: Ledger, folder: Path) -> list[str]:
+    """What a run folder says of itself and this ledger contradicts."""
+    from udpfl.report.files import RunFiles
+    from udpfl.report.ties import untied
 
     if not (folder / "run.json").is_file():
         raise InvalidInput("against", f"{str(folder)!r} is not a run folder: it has no run.json")
+    found: list[str] = []
     try:
-        summary = json.loads((folder / "summary.json").read_text())
-        heads = {head_of(summary), head_of(stamp_of(folder / "model.safetensors"))} - {None}
-    except FileNotFoundError:
-        return f"{folder} is not finished: it does not say with which charge it ended"
-    except (OSError, ValueError, AttributeError) as error:
-        return f"{folder} cannot be read: {error}"
-    if not heads:
-        return f"{folder} does not say with which charge it ended: an older version wrote it"
-    for number, chain in (head for head in heads if head is not None):
-        if not ledger.holds(number, chain):
-            return (
-                f"charge {number}, with which {folder} ended, is not in this ledger: it is another "
-                "one, or an older copy that was put back"
+        files = RunFiles.read(folder)
+        if files.summary is None:
+            return [f"{folder} is not finished: it does not say with which charge it ended"]
+        for each in untied(ledger, files):
+            if each.contradicts:
+                found.append(f"{folder}: {each.said}")
+        if files.head is None and not found:
+            found.append(
+                f"{folder} does not say with which charge it ended: an older version wrote it"
             )
-    decided = head_of(summary, "decided")
-    if decided is not None and not ledger.holds_decision(*decided):
-        return (
-            f"decision {decided[0]}, the last before {folder} ended, is not in this ledger: it is "
-            "another one, or an older copy that was put back"
-        )
-    return None
+    except InvalidInput as error:
+        found.append(f"{folder} cannot be read: {error}")
+    return found
 
 
 def accounts_of(ledger: Ledger, client: str | None) -> list[Account]:

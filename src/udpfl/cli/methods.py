@@ -51,7 +51,7 @@ def methods(
                 table.add_row(escape(name), key, escape(said))
                 name = ""
         table.add_row()
-    Console().print(table, highlight=False)
+    Console(emoji=False).print(table, highlight=False)
 
 
 def known() -> Iterator[dict[str, Any]]:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from udpfl.accounting import Accountant, Accounting, Norm
 from udpfl.accounting.statement import shown
@@ -137,25 +138,25 @@ def show(rows: Plan, console: Console) -> None:
     table.add_column("by")
     for row in rows:
         if row.noise is None or row.statement is None:
-            table.add_row("–", row.mechanism, "impossible", style="dim")
+            table.add_row("–", Text(row.mechanism), "impossible", style="dim")
             continue
         statement = row.statement
         cells = [f"{row.noise.noise_std:.4g}", f"{row.noise.mean_abs:.4g}"]
         cells.append(shown(statement.epsilon))
         if nominal:
             cells.append(shown(statement.vector_epsilon))
-        table.add_row(str(row.rank), row.mechanism, *cells, statement.accountant)
+        table.add_row(str(row.rank), Text(row.mechanism), *cells, statement.accountant)
     console.print(table)
     for row in rows:
         values = "" if row.noise is None else _values(row.noise)
-        console.print(f"[bold]{row.mechanism}[/]{values}: {row.why}", highlight=False)
+        console.print(Text(row.mechanism, style="bold") + Text(f"{values}: {row.why}"))
     if nominal:
         console.print(
             "[bold red]Nominal: scalar accounting, not a privacy guarantee.[/] "
             "The column 'guaranteed ε' is what can be proved for the whole gradient."
         )
     elif rows.best.statement is not None:
-        console.print(f"Guarantee: {rows.best.statement}.", highlight=False)
+        console.print(Text(f"Guarantee: {rows.best.statement}."))
     console.print("Noise is shown rounded; --json prints it in full.", style="dim")
 
 

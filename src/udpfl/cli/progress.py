@@ -44,4 +44,4 @@ class _Above(logging.Handler):
         self._console = console
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._console.print(f"note: {record.getMessage()}", highlight=False, style="yellow")
+        self._console.print(Text(f"note: {record.getMessage()}", style="yellow"))

@@ -87,7 +87,7 @@ def run(
     if resume is not None and (config is not None or overrides):
         raise InvalidInput("resume", "continues a run as it was begun: no other settings beside it")
     trust_all(trust)
-    console = Console(stderr=True)
+    console = Console(stderr=True, emoji=False)
     try:
         with ExitStack() as stack:
             view = stack.enter_context(Live(console)) if console.is_terminal else None
@@ -111,7 +111,7 @@ def run(
     if json_:
         typer.echo(json.dumps(result.to_dict()))
     else:
-        show(result, Console())
+        show(result, Console(emoji=False))
     if result.stopped:
         typer.echo(f"udpfl: {result.stopped}", err=True)
         raise typer.Exit(1)
@@ -204,7 +204,8 @@ def show(result: Run, console: Console) -> None:
     epsilons = sorted({shown(statement.epsilon) for statement in result.clients.values()})
     if result.privacy.kind != "none" and len(epsilons) > 1:
         table.add_row("clients", f"{len(result.clients)} clients spent ε from {_range(result)}")
-    scope = "this run only" if result.ledger_path.parent == result.folder else "shared between runs"
+    shared = f"shared between runs{', new' if result.ledger_is_new else ''}"
+    scope = "this run only" if result.ledger_path.parent == result.folder else shared
     table.add_row("ledger", escape(f"{result.ledger_path} ({scope})"))
     model = result.folder / "model.safetensors"
     table.add_row("model", escape(str(model)) if model.is_file() else "none: nobody has trained")

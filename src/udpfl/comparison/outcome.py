@@ -158,7 +158,7 @@ class Comparison(Sequence[Row]):
         from udpfl.comparison.table import show
 
         text = StringIO()
-        show(self, Console(file=text, width=width, color_system=None))
+        show(self, Console(file=text, width=width, color_system=None, emoji=False))
         return text.getvalue()
 
     def plot(self, path: str | Path) -> None:

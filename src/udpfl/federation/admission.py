@@ -19,12 +19,21 @@ from udpfl.accounting.events import Event, Repeated
 from udpfl.accounting.filter import Filter
 from udpfl.accounting.serial import event_to_json
 from udpfl.config import Config, PrivacyConfig, per_client
-from udpfl.errors import BudgetExceeded, Infeasible, InvalidInput, LedgerError, UdpflError
+from udpfl.errors import (
+    BudgetExceeded,
+    Infeasible,
+    InvalidInput,
+    LedgerError,
+    UdpflError,
+    Unsupported,
+)
 from udpfl.federation.folder import RunFolder
 from udpfl.federation.participants import Participant, Past
 from udpfl.federation.rounds import listed
+from udpfl.federation.terms import require_same_unit, tell_of_deltas
 from udpfl.ledger.divisions import Takeover
 from udpfl.ledger.ledger import Ledger
+from udpfl.ledger.seals import BEGUN_WITH, digests
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +89,8 @@ def plan_within(settings: Config, holding: Holding, schedule: Schedule, plan: Pl
         return plan(schedule, {})
     _require_apart(holding)
     pasts, moved = _read_pasts(privacy, Path(privacy.ledger), holding)
+    require_same_unit(privacy, pasts)
+    tell_of_deltas(privacy, pasts)
     unspent = {name: replace(past, held=None) for name, past in pasts.items()}
     people = plan(schedule, unspent)
     if privacy.accounting == "vector":  # a client without a budget gets that of the run
@@ -158,7 +169,14 @@ def _fits(own: Participant, past: Past) -> bool:
     event = own.rest_event(0)
     if event is None or past.budget is None:
         return True
-    return not would_exceed(past.history, event, past.budget, past.rule)
+    try:
+        return not would_exceed(past.history, event, past.budget, past.rule)
+    except Unsupported as error:
+        raise Unsupported(
+            f"{own.name}: {error}. Its budget in the ledger is at δ = {past.budget.delta:g}, "
+            "whatever privacy.delta says: choose noise that keeps such a budget, or name another "
+            "ledger"
+        ) from None
 
 
 def _with_more_noise(
@@ -307,22 +325,23 @@ def admit(
     settings: Config,
     ledger: Ledger,
     run: str,
-    folder: str,
+    folder: Path,
     holding: Holding,
     people: Sequence[Participant],
     claimed: bool,
 ) -> list[int]:
     """Open every client's account and reserve what the run will cost it; the accounts.
 
-    All of it or nothing: a run that is refused leaves the ledger as it was. A run that claims
-    nothing gets no budgets and reserves nothing: it could not keep any.
+    All of it or nothing: a run that is refused leaves the ledger as it was. The files in its folder
+    that the run begins with are sealed. A run that claims nothing gets no budgets and reserves
+    nothing: it could not keep any.
     """
     with ledger.transaction():
         _begin(settings, ledger, run, folder)
         return _reserved(settings, ledger, run, holding, people, claimed)
 
 
-def _begin(settings: Config, ledger: Ledger, run: str, folder: str) -> None:
+def _begin(settings: Config, ledger: Ledger, run: str, folder: Path) -> None:
     privacy = settings.privacy if isinstance(settings.privacy, PrivacyConfig) else None
     ledger.begin_run(
         run,
@@ -331,8 +350,9 @@ def _begin(settings: Config, ledger: Ledger, run: str, folder: str) -> None:
         description={
             "data": settings.data.name,
             "algorithm": settings.training.algorithm,
-            "folder": folder,
+            "folder": folder.name,
         },
+        files=digests(folder, BEGUN_WITH),
     )
 
 

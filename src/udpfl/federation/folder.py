@@ -26,6 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import numpy as np
 
@@ -121,6 +122,19 @@ class RunFolder:
             return json.loads((self.path / name).read_text())
         except (OSError, ValueError) as error:
             raise InvalidInput("resume", f"cannot read {self.path / name}: {error}") from None
+
+    def drop_summary(self) -> float:
+        """Remove the summary of a run that goes on; the seconds that it says the run had taken.
+
+        What it says is no longer so once there are new results beside it.
+        """
+        try:
+            seconds = float(self.read_json("summary.json")["seconds"])
+        except (InvalidInput, KeyError, TypeError, ValueError):
+            seconds = 0.0
+        with _explained(self.path / "summary.json"):
+            (self.path / "summary.json").unlink(missing_ok=True)
+        return seconds
 
     def write_text(self, name: str, text: str) -> None:
         """A text file, whole or not at all."""
@@ -271,8 +285,8 @@ class RunFolder:
 
 
 def _plain(client: str) -> str:
-    """A client's name as part of a file name."""
-    return re.sub(r"[^\w.=-]+", "-", client)
+    """A client's name as part of a file name; no two names give the same one."""
+    return re.sub(r"[^\w.=-]", lambda found: quote(found[0], safe=""), client)
 
 
 def _free(path: Path) -> bool:

@@ -32,6 +32,8 @@ class Run:
     stopped: str | None = None
     references: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Published figures on the same test records, to compare with."""
+    ledger_is_new: bool = False
+    """Whether there was no ledger of that name before."""
 
     @cached_property
     def ledger(self) -> Ledger:
@@ -57,16 +59,22 @@ class Run:
         found = (row[name] for row in reversed(self.metrics) if row.get(name) is not None)
         return next(found, None)
 
-    def to_dict(self) -> dict[str, Any]:
-        """What `udpfl run --json` prints."""
+    def outcome(self) -> dict[str, Any]:
+        """What came of it, apart from privacy."""
         errors = {name: self._last(name) for name in ("mae", "mse", "rmse")}
         return {
             "accuracy": self.accuracy,
             "loss": self.loss,
             **{name: value for name, value in errors.items() if value is not None},
+            "seconds": round(self.seconds, 3),
+            "stopped": self.stopped,
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `udpfl run --json` prints."""
+        return {
+            **self.outcome(),
             "privacy": self.privacy.to_dict(),
             "statement": str(self.privacy),
-            "seconds": round(self.seconds, 3),
             "run": str(self.folder),
-            "stopped": self.stopped,
         }

@@ -61,7 +61,9 @@ from udpfl.federation.shares import (
 from udpfl.federation.shuffler import NOTE, Shuffler, shuffle_notes
 from udpfl.federation.trusted import TrustedServer
 from udpfl.ledger.charges import TRUSTED
+from udpfl.ledger.file import require_writable
 from udpfl.ledger.ledger import Ledger
+from udpfl.ledger.seals import ENDED_WITH, digests
 from udpfl.report import write_report
 
 log = logging.getLogger(__name__)
@@ -106,6 +108,8 @@ def run(
             f"{unclaimed}: such a run is not private and cannot be charged to "
             f"{settings.privacy.ledger!r}, a ledger that counts",
         )
+    if folder is None and isinstance(settings.privacy, PrivacyConfig) and settings.privacy.ledger:
+        require_writable(Path(settings.privacy.ledger), "privacy.ledger")
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     device = device_of(settings.device)
@@ -162,8 +166,12 @@ def run(
         require_charges(ledger_path, folder, identity["id"], holding.parts, holding.block)
     with folder.locked(), Ledger(ledger_path) as ledger:
         accounts = admit(
-            settings, ledger, identity["id"], folder.path.name, holding, people, unclaimed is None
+            settings, ledger, identity["id"], folder.path, holding, people, unclaimed is None
         )
+        _warn_of_edits(ledger, identity["id"], folder)
+        if ledger.is_new and identity["ledger"]:
+            log.warning("charges go to %s (new): no run has used this ledger before", ledger_path)
+        seconds_before = folder.drop_summary()
         sites = [
             Site(person, account, torch.from_numpy(part).to(device), fingerprint)
             for person, account, part, fingerprint in zip(
@@ -247,26 +255,36 @@ def run(
             clients=statements,
             metrics=federation.metrics,
             ledger_path=ledger_path,
+            ledger_is_new=ledger.is_new,
             # A resumed run took as long as all its rounds, not as long as this call.
             seconds=max(
                 time.perf_counter() - began,
                 sum(row["seconds"] for row in federation.metrics),
-                _seconds_before(folder),
+                seconds_before,
             ),
             stopped=federation.stopped,
             references=dataset.references,
+        )
+        outcome = {
+            **result.outcome(),
+            "device": str(device),
+            "parameters": lane_model.layout.dimension,
+            "rounding": _rounding(people, privacy),
+            "server_adds_noise": algorithm.trusts_server,
+            "assumptions": list(federation.assumptions),
+        }
+        decided = ledger.end_run(
+            identity["id"], head=head, files=digests(folder.path, ENDED_WITH), outcome=outcome
         )
         folder.write_json(
             "summary.json",
             {
                 **result.to_dict(),
-                "device": str(device),
-                "parameters": lane_model.layout.dimension,
+                **outcome,
                 "clients": {n: s.to_dict() for n, s in statements.items()},
-                "rounding": _rounding(people, privacy),
                 "head": list(head),
-                "decided": list(ledger.decided()),
-                "budgets": {site.participant.name: _held(ledger, site) for site in sites},
+                "decided": list(decided),
+                "budgets": {s.participant.name: _held(ledger, s, decided[0]) for s in sites},
             },
         )
         _report(folder)
@@ -283,18 +301,17 @@ def _rounding(people: Sequence[Participant], privacy: PrivacyStatement) -> float
     return most
 
 
-def _held(ledger: Ledger, site: Site) -> tuple[float, float] | None:
-    """The budget in the ledger, which need not be the configured one."""
-    budget = ledger.budget(site.account)
-    return (budget.epsilon, budget.delta) if budget else None
+def _held(ledger: Ledger, site: Site, decided: int) -> tuple[float, float] | None:
+    """The budget in the ledger at that decision, which need not be the configured one."""
+    budgets = ledger.budgets(site.account, decided)
+    return (budgets[-1].epsilon, budgets[-1].delta) if budgets else None
 
 
-def _seconds_before(folder: RunFolder) -> float:
-    """How long the run had taken when it ended before; 0 where it did not."""
-    try:
-        return float(folder.read_json("summary.json")["seconds"])
-    except (InvalidInput, KeyError, TypeError, ValueError):
-        return 0.0
+def _warn_of_edits(ledger: Ledger, run: str, folder: RunFolder) -> None:
+    begun_with = ledger.sealed(run).begun_with or {}
+    found = digests(folder.path, begun_with)
+    for name in (name for name in begun_with if found.get(name) != begun_with[name]):
+        log.warning("%s is not the file that the run began with: its report will say so", name)
 
 
 def _report(folder: RunFolder) -> None:

@@ -170,10 +170,14 @@ class Accounts:
 
     # Budgets, and how spending is added up
 
-    def budgets(self, account: int) -> list[Budget]:
-        """Every budget that was ever set; the last one counts."""
+    def budgets(self, account: int, up_to: int | None = None) -> list[Budget]:
+        """Every budget that was ever set, or set up to a decision; the last one counts."""
         self.owner(account)
-        return [Budget(**found.content) for found in self._decisions.of("budget", account)]
+        return [
+            Budget(**found.content)
+            for found in self._decisions.of("budget", account)
+            if up_to is None or found.id <= up_to
+        ]
 
     def set_budget(self, account: int, budget: Budget, reason: str, author: str | None) -> None:
         """Set what all releases of the account may cost, inside a transaction.

@@ -4,8 +4,8 @@ Kinds of rows: "open" (an account), "orders" (how its releases are added up), "d
 client's records), "block" (a statement that some records are of nobody who is in another block),
 "client" (one that a new client's records are of nobody who is at another client), "budget",
 "division" (which client holds which part of one data set), "take over" (the spending of other
-accounts), "reserve" and "give back" (what a run is going to spend), "upgrade" (of a file that an
-earlier version wrote).
+accounts), "reserve" and "give back" (what a run is going to spend), "begin" and "end" (the files of
+a run, see `ledger.seals`), "upgrade" (of a file that an earlier version wrote).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from udpfl.ledger.file import LedgerFile, now
 
 Kind = Literal[
     "open", "orders", "data", "block", "client", "budget", "division", "take over", "reserve",
-    "give back", "upgrade",
+    "give back", "begin", "end", "upgrade",
 ]  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from udpfl.errors import InvalidInput, LedgerError
+from udpfl.errors import InvalidInput, LedgerError, LedgerUnavailable
 
 FORMER, SCHEMA = 1, 2
 _WAIT = 30.0  # seconds that another process may hold the file
@@ -76,6 +76,47 @@ _REASONS = {
     sqlite3.SQLITE_NOTADB: "it is damaged or not a ledger",
     sqlite3.SQLITE_IOERR: "the disk reports an error",
 }
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def is_out_of_reach(error: BaseException) -> bool:
+    """Whether the file could not be read or written, whatever may be in it."""
+    return _code(error) in _REASONS.keys() - set(_DAMAGED)
+
+
+def require_place(path: Path, parameter: str = "ledger") -> None:
+    """Refuse a place where no ledger can be kept; one that is there need not be a ledger yet."""
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise InvalidInput(parameter, f"there is no folder {str(path.parent)!r}")
+    if path.exists() and not path.is_file():
+        kind = "a folder" if path.is_dir() else "no file that could hold one"
+        raise InvalidInput(parameter, f"{str(path)!r} is {kind}: name a file")
+
+
+def require_writable(path: Path, parameter: str = "ledger") -> None:
+    """Refuse a place where no charge could be stored, before there is anything to charge."""
+    require_place(path, parameter)
+    folder = path.absolute().parent  # SQLite has files of its own beside the ledger
+    for place in (folder, path) if path.exists() else (folder,):
+        if not os.access(place, os.W_OK):
+            raise InvalidInput(parameter, f"cannot write ledger {path}: {place} is read-only")
+
+
+def reading_uri(path: Path) -> str:
+    """How SQLite opens a ledger to read it.
+
+    Where nobody can write beside it, as on a read-only medium, SQLite may not make the file in
+    which it coordinates readers and writers, and need not: nothing changes there. Charges that
+    still lie in the file `-wal` are not left out, so a ledger that has one is opened as usual.
+    """
+    wal, shm = (Path(f"{path}{end}") for end in ("-wal", "-shm"))
+    is_fixed = (
+        not os.access(path.absolute().parent, os.W_OK)
+        and not shm.exists()
+        and not (wal.exists() and wal.stat().st_size)
+    )
+    return f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' if is_fixed else ''}"
 
 
 def now() -> str:
@@ -90,14 +131,17 @@ class LedgerFile:
         self.path = Path(path)
         if read_only and not self.path.is_file():
             raise InvalidInput("ledger", f"there is no ledger {str(self.path)!r}")
-        if not self.path.absolute().parent.is_dir():
-            raise InvalidInput("ledger", f"there is no folder {str(self.path.parent)!r}")
+        require_place(self.path)
+        self._require_one_name()
+        self.is_new = False
+        """Whether there was no ledger before this one was opened."""
         self._process = os.getpid()
         self.rollbacks = 0
         """Transactions that were undone: what was read in one of them may not be there."""
         self._moment: object | None = None
         self._is_writing = False
-        uri = f"{self.path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
+        writing = f"{self.path.absolute().as_uri()}?mode=rwc"
+        uri = reading_uri(self.path) if read_only else writing
         with self._explained("open"):
             self._db = sqlite3.connect(uri, uri=True, timeout=_WAIT, isolation_level=None)
         try:
@@ -106,6 +150,15 @@ class LedgerFile:
         except BaseException:
             self._db.close()
             raise
+
+    def _require_one_name(self) -> None:
+        """Refuse a file with several names: its latest charges lie beside one of them only."""
+        if self.path.is_file() and (names := self.path.stat().st_nlink) > 1:
+            raise LedgerUnavailable(
+                f"{self.path} is one of {names} hard links to one file, and charges that are made "
+                f"under one name are not seen under the others: keep one name, or make a copy "
+                f"with `sqlite3 {self.path} '.backup COPY'`"
+            )
 
     def _prepare(self, read_only: bool) -> None:
         # Look before touching anything: a file that is not ours stays as it is.
@@ -123,6 +176,7 @@ class LedgerFile:
             with self.writing():
                 if not self.rows("SELECT 1 FROM sqlite_master"):
                     self._create()
+                    self.is_new = True
         schema = self.rows("SELECT schema FROM meta")
         if schema not in ([(SCHEMA,)], [(FORMER,)]):
             raise LedgerError(
@@ -196,7 +250,8 @@ class LedgerFile:
         except (sqlite3.Error, OverflowError) as error:
             reason = _REASONS.get(_code(error), str(error))
             outcome = "; no update was released" if verb == "write" else ""
-            raise LedgerError(f"cannot {verb} ledger {self.path}: {reason}{outcome}") from error
+            kind = LedgerUnavailable if is_out_of_reach(error) else LedgerError
+            raise kind(f"cannot {verb} ledger {self.path}: {reason}{outcome}") from error
 
     @contextmanager
     def writing(self) -> Iterator[None]:

@@ -25,10 +25,10 @@ from udpfl.accounting.budget import Budget
 from udpfl.accounting.events import Event, leaves
 from udpfl.accounting.filter import Filter
 from udpfl.accounting.statement import PrivacyStatement, shown
-from udpfl.errors import BudgetExceeded, InvalidInput, LedgerError
+from udpfl.errors import BudgetExceeded, InvalidInput, LedgerError, LedgerUnavailable
 from udpfl.ledger.accounts import Account, Accounts, Runs
 from udpfl.ledger.balances import Balances, Demand
-from udpfl.ledger.chain import head_of
+from udpfl.ledger.chain import Head, head_of
 from udpfl.ledger.charges import (
     IMPORTED,
     Chain,
@@ -43,6 +43,7 @@ from udpfl.ledger.divisions import Divisions, Takeover
 from udpfl.ledger.file import LedgerFile, now
 from udpfl.ledger.outbox import Outbox
 from udpfl.ledger.reservations import Reservations
+from udpfl.ledger.seals import Digests, Sealed, Seals
 from udpfl.ledger.spending import (
     accounted,
     as_event,
@@ -72,6 +73,7 @@ class Ledger:
         self._decisions = Decisions(self._file)
         self._accounts = Accounts(self._file, self._decisions)
         self._reservations = Reservations(self._decisions)
+        self._seals = Seals(self._decisions)
         self._balances = Balances(self._file, self._accounts, self._decisions, self._reservations)
         self._divisions = Divisions(self._accounts, self._decisions, self._balances)
 
@@ -91,12 +93,27 @@ class Ledger:
         with self._file.writing():
             yield
 
+    @property
+    def is_new(self) -> bool:
+        """Whether there was no ledger before this one was opened."""
+        return self._file.is_new
+
     # Runs, accounts and budgets
 
     def begin_run(
-        self, run: str, *, randomness: str, accounting: str, description: Mapping[str, Any]
+        self,
+        run: str,
+        *,
+        randomness: str,
+        accounting: str,
+        description: Mapping[str, Any],
+        files: Digests | None = None,
     ) -> None:
-        """Register a run before its first charge. Resuming registers it again, to no effect."""
+        """Register a run before its first charge. Resuming registers it again, to no effect.
+
+        `files` are digests of what it begins with: they are sealed together with the registration,
+        and never later, because files that were there for a while may have been edited.
+        """
         if not run or not isinstance(run, str):
             raise InvalidInput("run", f"must be a name, got {run!r}")
         if randomness not in ("entropy", "seeded"):
@@ -108,10 +125,10 @@ class Ledger:
         except (TypeError, ValueError) as error:
             raise InvalidInput("description", f"must be plain data: {error}") from None
         with self._file.writing():
-            self._file.write(
-                "INSERT INTO runs VALUES (?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING",
-                *(run, now(), randomness, accounting, text),
-            )
+            if not self.knows(run):
+                self._file.insert("runs", run, now(), randomness, accounting, text)
+                if files is not None:
+                    self._seals.begin(run, files)
             kept = self._file.rows("SELECT randomness, accounting FROM runs WHERE id = ?", run)
         if kept != [(randomness, accounting)]:
             raise InvalidInput(
@@ -119,6 +136,28 @@ class Ledger:
                 f"{run!r} was begun with {' randomness and '.join(kept[0])} accounting and cannot "
                 f"go on with {randomness} and {accounting}; start a new run",
             )
+
+    def end_run(
+        self, run: str, *, head: tuple[int, str], files: Digests, outcome: Mapping[str, Any]
+    ) -> tuple[int, str]:
+        """Seal what a run ends with; returns the decision that has it on record.
+
+        `head` is the last charge that its statements count, `outcome` what its summary says beside
+        them. A finished run that is resumed ends again, and its last end counts.
+        """
+        with self._file.writing():
+            if not self.knows(run):
+                raise InvalidInput("run", f"{run!r} has not begun: call begin_run first")
+            self._seals.end(run, Head(*head), files, outcome)
+            return self.decided()
+
+    def knows(self, run: str) -> bool:
+        """Whether a run of this id has begun."""
+        return bool(self._file.rows("SELECT 1 FROM runs WHERE id = ?", run))
+
+    def sealed(self, run: str) -> Sealed:
+        """Which files a run began and ended with, as far as that is on record."""
+        return self._seals.of(run)
 
     def account(
         self, client: str, fingerprint: str, *, block: str = "", runs: Runs = "many"
@@ -146,10 +185,11 @@ class Ledger:
         """Refuse records that are known under another name, and blocks without a statement."""
         for client, fingerprint in parts.items():
             if known := self.other_names(client, fingerprint, block):
+                other = f"{known[0]} (no block)" if known[0] == client else known[0]
                 raise InvalidInput(
                     "privacy.ledger",
-                    f"the data of {client} is known there as {known[0]}: its budget cannot begin "
-                    "anew under another name",
+                    f"the data of {Account(0, client, block).name} is known there as {other}: its "
+                    "budget cannot begin anew under another name or block",
                 )
             self._accounts.require_statement(client, block)
 
@@ -250,9 +290,12 @@ class Ledger:
         """The budget set last, by whichever process; None where none was."""
         return self._balances.budget(account)
 
-    def budgets(self, account: int) -> list[Budget]:
-        """Every budget that was ever set; the last one counts."""
-        return self._accounts.budgets(account)
+    def budgets(self, account: int, up_to: int | None = None) -> list[Budget]:
+        """Every budget that was ever set; the last one counts.
+
+        With `up_to`, those that were set up to the decision of that number.
+        """
+        return self._accounts.budgets(account, up_to)
 
     def filter(self, account: int) -> Filter | None:
         """What adds up the account's releases; None for an account of one run."""
@@ -612,6 +655,8 @@ class Ledger:
             try:
                 with self._file.snapshot():
                     problems += found
+            except LedgerUnavailable:  # tells nothing about its content
+                raise
             except LedgerError as error:
                 problems.append(str(error))
         return problems

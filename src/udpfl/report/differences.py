@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from udpfl.accounting.statement import PrivacyStatement
-from udpfl.ledger.charges import TRUST
 
 _TOLERANCE = 1e-9
 """Relative: sums in another order may differ in their last digits."""
@@ -23,20 +22,35 @@ class Difference:
     """Whether it cannot be explained by what the folder leaves open."""
     too_small: bool = True
     """Whether less is stated than was spent, or something else altogether."""
+    is_wording: bool = False
+    """Whether it is about words, which may change from version to version, and not numbers."""
 
     def doubted(self, reason: str) -> Difference:
         """The same where spending may have grown until the run ended, for this reason."""
         return self if self.too_small else replace(self, said=reason, contradicts=False)
 
+    def by(self, version: str, here: str) -> Difference:
+        """The same where this version of udpfl stated it: another one may have had other words."""
+        if not self.is_wording or version == here:
+            return self
+        said = f"{self.said}, perhaps because udpfl {version} wrote it and this is udpfl {here}"
+        return replace(self, said=said, contradicts=False)
+
 
 def differences(
-    where: str, stated: PrivacyStatement, found: PrivacyStatement
+    where: str, stated: PrivacyStatement, found: PrivacyStatement, *, all_notes: bool = True
 ) -> Iterator[Difference]:
-    """What `where` states otherwise than it was found to be; notes about the data are its own."""
-    for name in ("kind", "unit", "neighbours", "composition"):
+    """What `where` states otherwise than it was found to be.
+
+    Without `all_notes` it may have notes that `found` does not know of, but none may be missing.
+    """
+    for name in ("kind", "unit", "neighbours", "composition", "accountant"):
         said, own = getattr(stated, name), getattr(found, name)
         if said != own:
-            yield Difference(f"{where} says {name} “{said}”, recomputed it is “{own}”")
+            yield Difference(
+                f"{where} says {name} “{said}”, recomputed it is “{own}”",
+                is_wording=name == "accountant",
+            )
     if stated.kind == found.kind == "none":
         return
     for sign, name in _NUMBERS:
@@ -46,5 +60,11 @@ def differences(
                 f"{where} says {sign} = {said:.10g}, recomputed it is {own:.10g}",
                 too_small=not said > own,
             )
-    if TRUST in found.notes and TRUST not in stated.notes:
-        yield Difference(f"{where} does not say that the server is trusted")
+    for note in found.notes:
+        if note not in stated.notes:
+            yield Difference(f"{where} leaves out the note “{note}”", is_wording=True)
+    for note in stated.notes if all_notes else ():
+        if note not in found.notes:
+            yield Difference(
+                f"{where} has the note “{note}”, which is not recomputed", is_wording=True
+            )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,11 +14,11 @@ from udpfl.accounting.statement import Kind, PrivacyStatement, largest, shown
 from udpfl.config import Config, PrivacyConfig, load
 from udpfl.errors import InvalidInput, UdpflError
 from udpfl.ledger.places import ledger_of
+from udpfl.report.files import Row, RunFiles
 from udpfl.report.protection import Clipped, clip_of, in_sentences, noise_of, what_is_clipped
 from udpfl.report.so_far import spent_so_far
 from udpfl.report.verification import Verification, check_run
 
-Row = Mapping[str, Any]
 Tone = Literal["guarantee", "nominal", "none", "unverified"]
 _LATER = "the ledger was charged"
 
@@ -202,33 +201,29 @@ def read_run(path: Path) -> RunRecord:
             else "is not a run folder: it has no run.json"
         )
         raise InvalidInput("run", f"{str(path)!r} {why}")
-    summary = _json(path / "summary.json")
-    identity = _json(path / "run.json") or {}
-    people = _json(path / "participants.json") or ()
-    metrics = _rows(path / "metrics.jsonl")
+    files = RunFiles.read(path)
+    summary, identity, people = files.summary, files.identity, files.people
+    metrics = files.metrics
     unread: str | None = None
     kind, _ = set_out_to_be(identity)
     spent: Mapping[str, PrivacyStatement] = {}
     if kind != "none":
-        ledger, run = ledger_of(path, identity), str(identity.get("id"))
+        ledger = ledger_of(path, identity)
         try:
-            spent = spent_so_far(ledger, run, people, metrics, kind == "nominal")
+            spent = spent_so_far(ledger, files.run, people, metrics, kind == "nominal")
         except UdpflError as error:
             unread = f"what this run has spent cannot be read from its ledger ({error})"
     statements, uncounted = spent, unread
     if summary is not None:
         ended = {n: PrivacyStatement.from_dict(s) for n, s in summary.get("clients", {}).items()}
         statements, unread = {n: _with_later(s, spent.get(n)) for n, s in ended.items()}, None
-    verification = check_run(path, identity, people, metrics, summary, kind == "nominal")
+    verification = check_run(files, kind == "nominal")
     if verification.state == "contradicted":
         statements = {}
-    # A ledger's budget bounds what is guaranteed; a nominal figure is not set against it.
-    held = (summary or {}).get("budgets", {}) if kind != "nominal" else {}
     config = load(path / "config.toml")
     clipped = what_is_clipped(_unit(config), people)
-    # What a trusted server lets out lies there; a method of one's own may have one, too.
-    trusted = config.training.algorithm == "dp-fedavg" or (path / "aggregates").is_dir()
-    trusted = trusted and any(row["release"] is not None for row in people)
+    trusted = _server_adds_noise(files, config)
+    held = _held(files, verification) if kind != "nominal" else {}
     return RunRecord(
         path=path,
         config=config,
@@ -239,7 +234,7 @@ def read_run(path: Path) -> RunRecord:
             for row in people
         ],
         summary=summary,
-        evaluation=_of_training(_json(path / "evaluation.json"), metrics),
+        evaluation=_of_training(files.evaluation, metrics),
         verification=verification,
         unread=unread,
         uncounted=uncounted,
@@ -247,6 +242,24 @@ def read_run(path: Path) -> RunRecord:
         server_adds=trusted,
         protection=in_sentences(clipped, trusted, people, metrics),
     )
+
+
+def _held(files: RunFiles, verification: Verification) -> Mapping[str, Sequence[float] | None]:
+    """The budgets when the run ended: by the ledger, or by the summary where it cannot say.
+
+    They bound what is guaranteed; a nominal figure is not set against them.
+    """
+    by_summary: Mapping[str, Sequence[float] | None] = (files.summary or {}).get("budgets", {})
+    return by_summary if verification.budgets is None else verification.budgets
+
+
+def _server_adds_noise(files: RunFiles, config: Config) -> bool:
+    if not any(row["release"] is not None for row in files.people):
+        return False
+    if (said := (files.summary or {}).get("server_adds_noise")) is not None:
+        return bool(said)
+    # What a trusted server lets out lies there; a method of one's own may have one, too.
+    return config.training.algorithm == "dp-fedavg" or (files.path / "aggregates").is_dir()
 
 
 def _unit(config: Config) -> Unit:
@@ -276,25 +289,6 @@ def set_out_to_be(identity: Row) -> tuple[Kind, str]:
     stamp, _, reason = str(identity.get("privacy", "")).partition(": ")
     kinds: dict[str, Kind] = {"private": "guarantee", "nominal": "nominal"}
     return kinds.get(stamp, "none"), reason
-
-
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise InvalidInput("run", f"cannot read {path}: {error}") from None
-
-
-def _rows(path: Path) -> list[Row]:
-    rows = []
-    for line in path.read_text().splitlines() if path.is_file() else ():
-        try:
-            rows.append(json.loads(line))
-        except ValueError:  # a line that a crash cut short
-            continue
-    return rows
 
 
 def _client(

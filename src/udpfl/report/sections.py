@@ -152,7 +152,9 @@ def _checked(run: RunRecord) -> str:
     if run.verification.state == "verified":
         said = (
             "Verified: every client’s ε was recomputed from the ledger when this page was made. "
-            "Its chain is sound, and it holds all charges of this run."
+            "Its chain is sound, it holds all charges of this run, and settings, noise, figures "
+            "and model are those that the run sealed in it. How good the model is, is what the "
+            "run measured."
         )
     else:
         said = f"Not verified: {'; '.join(run.verification.reasons)}."

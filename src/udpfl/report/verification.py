@@ -1,28 +1,33 @@
 """Whether a run folder says what its ledger says: every epsilon is computed again, none repeated.
 
-A page vouches for what was checked here and for nothing else. The ledger has to be sound, to hold
-the charge that the run ended with and every answer of the run, and its charges up to then have to
-cost what summary.json and the header of the model say. What other runs charged later is left out.
+A page vouches for what was checked here and for nothing else. The ledger has to be sound and to be
+that of the run, files have to be those that the run sealed in it (`report.ties`), and its charges
+up to the end of the run have to cost what summary.json and the header of the model say. What other
+runs charged later is left out.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
 
+from udpfl import __version__
 from udpfl.accounting.statement import PrivacyStatement, largest
-from udpfl.errors import InvalidInput, UdpflError
+from udpfl.errors import UdpflError
 from udpfl.ledger.accounts import Account
+from udpfl.ledger.chain import Head
 from udpfl.ledger.ledger import Ledger
 from udpfl.ledger.places import ledger_of
+from udpfl.ledger.seals import Ending
 from udpfl.report.differences import Difference, differences
+from udpfl.report.files import Row, RunFiles
+from udpfl.report.ties import untied
 
-Row = Mapping[str, Any]
-Head = tuple[int, str]
 State = Literal["verified", "not verified", "contradicted"]
+Pair = tuple[float, float]
+"""A budget: epsilon and delta."""
 _MOST_REASONS = 4
 _NO_HEAD = (
     "an older version wrote this folder, which does not say with which charge of the shared ledger "
@@ -39,79 +44,45 @@ class Verification:
     head: Head | None = None
     """The number and the hash of the ledger's last charge when the run ended, as the folder says.
     """
+    budgets: Mapping[str, Pair | None] | None = None
+    """What the ledger held for each client when the run ended; None where that is not known."""
 
 
-def head_of(written: Row | None, key: str = "head") -> Head | None:
-    """The charge that a summary or the header of a model ends with; None in older ones.
-
-    With the key "decided", the last decision.
-    """
-    if written is None or written.get(key) is None:
-        return None
-    try:
-        number, chain = written[key]
-        return int(number), str(chain)
-    except (TypeError, ValueError):
-        raise InvalidInput(key, f"must be a number and a hash, got {written[key]!r}") from None
-
-
-def stamp_of(model: Path) -> Row | None:
-    """What the header of a model says, read without torch; None where there is no model."""
-    try:
-        with model.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if length > model.stat().st_size:
-                raise ValueError("its header is cut off")
-            header = json.loads(file.read(length)).get("__metadata__", {})
-        stamp = json.loads(header.get("udpfl", "{}"))
-        if not isinstance(stamp, dict):
-            raise ValueError("its header is not an object")
-        return stamp
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, AttributeError) as error:
-        raise InvalidInput("model", f"cannot read {model}: {error}") from None
-
-
-def check_run(
-    path: Path,
-    identity: Row,
-    people: Sequence[Row],
-    metrics: Sequence[Row],
-    summary: Row | None,
-    nominal: bool,
-) -> Verification:
+def check_run(files: RunFiles, nominal: bool) -> Verification:
     """Compare what a run folder says with its ledger.
 
     Guarantee: "verified" means that the ledger's charges up to the end of the run cost every client
-    what is stated. It says nothing of a ledger that was written anew from its first charge: that
-    has another last charge than the one noted elsewhere, which `udpfl budget verify --against`
-    compares.
+    what is stated, and that settings, clients, noise, metrics and model are the files that the run
+    sealed. It says nothing of a ledger that was written anew from its first charge: that has
+    another last charge than the one noted elsewhere, which `udpfl budget verify --against`
+    compares. Nor does it say that what the run measured is right.
     """
-    wrong: list[str] = []
-    doubts: list[str] = []
-    if summary is None:
-        doubts.append("the run is not finished")
-    elif not metrics:
-        doubts.append("nobody has trained in this run, so there is no model to speak of")
+    found: list[Difference] = []
+    if files.summary is None:
+        found.append(Difference("the run is not finished", contradicts=False))
+    elif not files.metrics:
+        said = "nobody has trained in this run, so there is no model to speak of"
+        found.append(Difference(said, contradicts=False))
     head: Head | None = None
+    budgets: dict[str, Pair | None] | None = None
     try:
-        head, stamp = head_of(summary), stamp_of(path / "model.safetensors")
-        folder = _Folder(identity, people, metrics, summary, stamp, nominal, head)
-        # A model that claims nothing names no charge, either.
-        said = None if stamp is None else stamp.get("privacy")
-        claims = stamp is not None and not (isinstance(said, dict) and said.get("kind") == "none")
-        if summary is not None and claims and head_of(stamp) != head:
-            wrong.append("summary.json and the header of the model end with different charges")
-        with Ledger(ledger_of(path, identity), read_only=True) as ledger:
-            wrong += folder.missing_charges(ledger)
-            if summary is not None and not wrong:
-                for found in folder.differences(ledger, summary):
-                    (wrong if found.contradicts else doubts).append(found.said)
+        head = files.head
+        with Ledger(ledger_of(files.path, files.identity), read_only=True) as ledger:
+            for problem in ledger.verify(events=False):
+                found.append(Difference(f"the ledger is not sound: {problem}"))
+            # One at a time: whatever was found stays found if the rest cannot be read.
+            for each in untied(ledger, files):
+                found.append(each)
+            if files.summary is not None and not any(own.contradicts for own in found):
+                check = _Recomputed(ledger, files, files.summary, nominal)
+                budgets = check.budgets
+                for each in check.differences():
+                    found.append(each)
     except UdpflError as error:
-        doubts.append(f"it cannot be recomputed ({error})")
-    state: State = "contradicted" if wrong else "not verified" if doubts else "verified"
-    return Verification(state, _few(wrong or doubts), head)
+        found.append(Difference(f"it cannot be recomputed ({error})", contradicts=False))
+    wrong = [own.said for own in found if own.contradicts]
+    state: State = "contradicted" if wrong else "not verified" if found else "verified"
+    return Verification(state, _few(wrong or [own.said for own in found]), head, budgets)
 
 
 def _few(reasons: Sequence[str]) -> tuple[str, ...]:
@@ -121,94 +92,125 @@ def _few(reasons: Sequence[str]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class _Folder:
-    """What the files of a run folder say."""
+class _Recomputed:
+    """What a ledger makes of the statements of a finished run."""
 
-    identity: Row
-    people: Sequence[Row]
-    metrics: Sequence[Row]
-    summary: Row | None
-    stamp: Row | None
+    ledger: Ledger
+    files: RunFiles
+    summary: Row
     nominal: bool
-    head: Head | None
+
+    @cached_property
+    def _ending(self) -> Ending | None:
+        return self.ledger.sealed(self.files.run).ending
 
     @property
-    def run(self) -> str:
-        return str(self.identity.get("id"))
+    def _block(self) -> str:
+        return self.files.identity.get("block") or ""
 
-    def missing_charges(self, ledger: Ledger) -> Iterator[str]:
-        """What is wrong with the ledger itself, or with taking it for that of this run."""
-        for problem in ledger.verify(events=False):
-            yield f"the ledger is not sound: {problem}"
-        if self.head is not None and not ledger.holds(*self.head):
-            last, number = ledger.head()[0], self.head[0]
-            which = (
-                f"an older copy, or another one: it ends with charge {last}"
-                if last < number
-                else f"another one: its charge {number} has another hash"
-            )
-            yield f"the ledger does not hold charge {number}, the last of this run; it is {which}"
-        decided = head_of(self.summary, "decided")
-        if decided is not None and not ledger.holds_decision(*decided):
-            yield (
-                f"the ledger does not hold decision {decided[0]}, the last before this run ended: "
-                "what was decided about budgets was taken back, or it is an older copy"
-            )
-        charged = sum(ledger.rounds_charged(self.run, own.id) for own in ledger.accounts())
-        answers = sum(int(row.get("participants") or 0) for row in self.metrics)
-        if charged < answers:
-            yield f"the ledger holds {charged} of the {answers} answers of this run"
-        if self.head is not None and (last := ledger.last_charge(self.run)) > self.head[0]:
-            yield (
-                f"the run was charged up to charge {last}, and its summary ends with charge "
-                f"{self.head[0]}: it leaves releases out"
-            )
+    @cached_property
+    def _charged(self) -> list[Account]:
+        run = self.files.run
+        return [a for a in self.ledger.accounts() if self.ledger.rounds_charged(run, a.id)]
 
-    def differences(self, ledger: Ledger, summary: Row) -> Iterator[Difference]:
+    @cached_property
+    def _accounts(self) -> dict[str, Account]:
+        """Those that the run charged, whatever run.json says; of others, those it would have."""
+        named = {own.client: own for own in self.ledger.accounts() if own.block == self._block}
+        return named | {own.client: own for own in self._charged}
+
+    @property
+    def budgets(self) -> dict[str, Pair | None] | None:
+        """What each client held when the run ended; None where the summary does not say when."""
+        if (decided := self.files.decided) is None:
+            return None
+        found: dict[str, Pair | None] = {}
+        for person in self.files.people:
+            account = self._accounts.get(person["name"])
+            held = self.ledger.budgets(account.id, decided.number) if account else []
+            found[person["name"]] = (held[-1].epsilon, held[-1].delta) if held else None
+        return found
+
+    def differences(self) -> Iterator[Difference]:
         """Where what is stated is not what the charges cost."""
-        said = {n: PrivacyStatement.from_dict(s) for n, s in summary.get("clients", {}).items()}
-        if said.keys() != {person["name"] for person in self.people}:
+        version = str(self.files.identity.get("udpfl"))
+        for each in self._differences():
+            yield each.by(version, __version__)
+
+    def _differences(self) -> Iterator[Difference]:
+        said = {
+            name: PrivacyStatement.from_dict(plain)
+            for name, plain in self.summary.get("clients", {}).items()
+        }
+        if said.keys() != {person["name"] for person in self.files.people}:
             yield Difference("summary.json and participants.json name different clients")
             return
-        charged = [a for a in ledger.accounts() if ledger.rounds_charged(self.run, a.id)]
-        for stranger in (own.client for own in charged if own.client not in said):
-            yield Difference(f"{stranger} was charged in this run, and is not among its clients")
+        yield from self._strangers(said)
+        for person in self.files.people:
+            yield from self._of_client(person, said[person["name"]])
+        stated = PrivacyStatement.from_dict(self.summary["privacy"])
+        # Each client's own was compared with the ledger above.
+        yield from differences("summary.json for the run", stated, largest(said.values()))
+        if self.summary.get("statement") != str(stated):
+            yield Difference("the statement of summary.json is not what it says", is_wording=True)
+        yield from self._of_model(stated)
+        held = self.budgets
+        if held is not None and _pairs(self.summary.get("budgets", {})) != held:
+            yield Difference("summary.json has other budgets than the ledger held")
+
+    def _strangers(self, said: Mapping[str, PrivacyStatement]) -> Iterator[Difference]:
+        for own in self._charged:
+            if own.client not in said:
+                yield Difference(
+                    f"{own.client} was charged in this run, and is not among its clients"
+                )
+            if own.block != self._block:
+                named = f"the block {self._block}" if self._block else "no block"
+                yield Difference(f"the run charged {own.name}, and run.json names {named}")
+
+    def _of_client(self, person: Row, stated: PrivacyStatement) -> Iterator[Difference]:
+        name, account = person["name"], self._accounts.get(person["name"])
+        if stated.kind == "none":  # claims nothing
+            return
+        if account is None:
+            yield Difference(f"the ledger has no account of {name}")
+            return
+        if stated.delta not in self._deltas(account, person):
+            yield Difference(f"δ = {stated.delta:g} of {name} in summary.json is not its budget's")
+            return
         # Without a head, others may have charged a shared ledger between this run's last and end.
-        unsure = self.head is None and bool(self.identity.get("ledger"))
-        up_to = ledger.last_charge(self.run) if unsure else self.head and self.head[0]
-        found: dict[str, PrivacyStatement] = {}
-        block = self.identity.get("block") or ""
-        accounts = {own.client: own for own in ledger.accounts() if own.block == block}
-        for person in self.people:
-            name, own = person["name"], said[person["name"]]
-            found[name] = own
-            if own.kind == "none":  # claims nothing
-                continue
-            account = accounts.get(name)
-            if account is None:
-                yield Difference(f"the ledger has no account of {name}")
-            elif own.delta not in _deltas(ledger, account, person):
-                yield Difference(f"δ = {own.delta:g} of {name} in summary.json is not its budget's")
-            else:
-                nominal_run = self.run if self.nominal else None
-                found[name] = ledger.statement(account.id, own.delta, nominal_run, up_to)
-                own_differences = differences(f"summary.json for {name}", own, found[name])
-                for each in own_differences:
-                    yield each.doubted(_NO_HEAD) if unsure else each
-        total = largest((said if unsure else found).values())
-        stated = PrivacyStatement.from_dict(summary["privacy"])
-        yield from differences("summary.json for the run", stated, total)
-        if self.stamp is not None and (self.head is not None or "privacy" in self.stamp):
-            if "privacy" not in self.stamp:
-                yield Difference("the header of the model has no statement")
-                return
-            stated = PrivacyStatement.from_dict(self.stamp["privacy"])
-            yield from differences("the header of the model", stated, total)
-            if self.stamp.get("statement") != summary.get("statement"):
-                yield Difference("the header of the model has another statement than summary.json")
+        head, run = self.files.head, self.files.run
+        unsure = head is None and bool(self.files.identity.get("ledger"))
+        up_to = self.ledger.last_charge(run) if unsure else head and head.number
+        nominal_run = run if self.nominal else None
+        found = self.ledger.statement(account.id, stated.delta, nominal_run, up_to)
+        if self._ending is not None:
+            found = replace(found, notes=(*found.notes, *self._ending.outcome["assumptions"]))
+        is_sealed = self._ending is not None
+        for each in differences(f"summary.json for {name}", stated, found, all_notes=is_sealed):
+            yield each.doubted(_NO_HEAD) if unsure else each
+
+    def _deltas(self, account: Account, person: Row) -> set[float | None]:
+        """At which deltas the client may be stated: of budgets it has had, else its own."""
+        decided = self.files.decided
+        held = self.ledger.budgets(account.id, decided.number if decided else None)
+        if held:
+            return {budget.delta for budget in held}
+        return {person["budget"][1] if person["budget"] else person.get("delta")}
+
+    def _of_model(self, stated: PrivacyStatement) -> Iterator[Difference]:
+        """Where the header of the model says something else than the summary."""
+        stamp = self.files.stamp
+        if stamp is None or (self.files.head is None and "privacy" not in stamp):
+            return
+        if "privacy" not in stamp:
+            yield Difference("the header of the model has no statement")
+            return
+        header = PrivacyStatement.from_dict(stamp["privacy"])
+        yield from differences("the header of the model", header, stated)
+        if stamp.get("statement") != self.summary.get("statement"):
+            yield Difference("the header of the model has another statement than summary.json")
 
 
-def _deltas(ledger: Ledger, account: Account, person: Row) -> set[float | None]:
-    """At which deltas the client may be stated: of budgets it has had, else its own."""
-    own = person["budget"][1] if person["budget"] else person.get("delta")
-    return {budget.delta for budget in ledger.budgets(account.id)} | {own}
+def _pairs(budgets: Mapping[str, Sequence[float] | None]) -> dict[str, Pair | None]:
+    return {name: None if own is None else (own[0], own[1]) for name, own in budgets.items()}
