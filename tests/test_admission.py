@@ -20,6 +20,7 @@ from udpfl.accounting.serial import event_from_dict
 from udpfl.cli import main
 from udpfl.errors import BudgetExceeded, InvalidInput, LedgerError
 from udpfl.ledger.ledger import Ledger
+from udpfl.ledger.seals import Sealed
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -664,7 +665,7 @@ def test_nothing_is_offered_that_would_not_fit(tmp_path):
     assert "3 rounds at noise" in str(refused.value)
 
 
-def test_an_own_ledger_takes_no_second_plan(tmp_path):
+def test_an_own_ledger_takes_no_second_plan(tmp_path, monkeypatch):
     """Somebody has seen the results, raises the budget and edits the run's files."""
     first = run(tmp_path, "own", privacy={"ledger": None, "epsilon": 1.0})
     with Ledger(first.ledger_path) as ledger:
@@ -674,6 +675,9 @@ def test_an_own_ledger_takes_no_second_plan(tmp_path):
     people.write_text(people.read_text().replace('"rounds": 3', '"rounds": 12'))
     config = tmp_path / "own" / "config.toml"
     config.write_text(config.read_text().replace("rounds = 3", "rounds = 12"))
+    with pytest.raises(InvalidInput, match=r"is not the file that the run began with"):
+        udpfl.run(resume=tmp_path / "own", model=nn.Linear(4, 2), data=blobs())
+    monkeypatch.setattr(Ledger, "sealed", lambda *_: Sealed(None, None))  # by an earlier version
     with pytest.raises(LedgerError, match="planned as a whole before it began"):
         udpfl.run(resume=tmp_path / "own", model=nn.Linear(4, 2), data=blobs())
     with Ledger(first.ledger_path) as ledger:

@@ -17,8 +17,6 @@ import udpfl
 from tests.small import WIDE, Seen, Wide, blobs, linear
 from tests.test_client_unit import people_of
 from udpfl import (
-    Budget,
-    Composed,
     Gaussian,
     InvalidInput,
     PoissonSampled,
@@ -34,7 +32,6 @@ from udpfl.accounting.serial import event_from_json
 from udpfl.audit.bounds import gaussian_epsilon
 from udpfl.engine import Keyed, LaneModel, Lanes, Limits, MechanismNoiser, NormClipper
 from udpfl.engine.counting import counted_within
-from udpfl.federation.observers import Observer
 from udpfl.harmonizer.pacing import noise_factors
 from udpfl.ledger.ledger import Ledger
 
@@ -304,43 +301,3 @@ def test_dropout_does_not_tie_one_record_to_another():
     torch.manual_seed(7)
     counted(model, x, y, 0.7)
     assert torch.equal(torch.rand(1), first)  # it drew nothing that others could know
-
-
-class Miser(Observer):
-    """Frees what a run has reserved after its first round and lowers budgets: the two cheap rounds
-    at the end still fit, the dear one that comes first does not."""
-
-    def __init__(self, path):
-        self.path, self.limits = path, {}
-
-    def on_round(self, row):
-        if row["round"] > 1:
-            return
-        with Ledger(self.path) as ledger:
-            for found in ledger.accounts():
-                ((run, rest),) = ledger.reserved(found.id).items()
-                dear, *cheap = sorted(leaves(rest), key=lambda own: own.event.mechanism.std)
-                assert len(cheap) == 2
-                spent, rule = ledger.spent(found.id), ledger.filter(found.id)
-                some = account(Composed([spent, *cheap]), 1e-5, rule).epsilon
-                more = account(Composed([spent, dear]), 1e-5, rule).epsilon
-                assert some < more
-                self.limits[found.client] = (some + more) / 2
-                ledger.set_budget(found.id, Budget(self.limits[found.client], 1e-5))
-            ledger.give_back(run, reason="a test")
-
-
-def test_a_round_that_is_too_dear_does_not_end_a_pace_that_gets_cheaper(federate, tmp_path):
-    miser = Miser(tmp_path / "shared.sqlite")
-    result, seen = federate(
-        {"ledger": str(miser.path), "epsilon": 3.0, "pace": "decaying", "pace_ratio": 20.0},
-        {"rounds": 4},
-        net=linear(),
-        observers=[miser],
-    )
-    assert result.stopped is None
-    assert {message.round for message in seen.messages} == {1, 3, 4}
-    assert [row["participants"] for row in result.metrics] == [3, 3, 3]
-    assert len(result.clients) == 3
-    for name, statement in result.clients.items():
-        assert statement.epsilon <= miser.limits[name] < 3.0

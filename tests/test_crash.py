@@ -633,7 +633,7 @@ def test_two_runs_lose_no_charge(tmp_path, reference):
 
 def test_of_two_runs_that_one_budget_does_not_hold_only_one_begins(tmp_path, reference):
     """Both have looked at the budget and found enough before either reserves its plan."""
-    places, processes, codes = rivals(tmp_path, reference, 6.0, Ledger, "begin_run")
+    places, processes, codes = rivals(tmp_path, reference, 6.0, Ledger, "transaction")
     assert sorted(codes) == [0, 1]
     (first, done), (second, refused) = sorted(
         zip(places, processes, strict=True), key=lambda pair: codes[places.index(pair[0])]

@@ -14,6 +14,7 @@ from udpfl.accounting.budget import Budget
 from udpfl.errors import InvalidInput, LedgerError
 from udpfl.federation.folder import RunFolder
 from udpfl.ledger.ledger import Ledger
+from udpfl.ledger.seals import Sealed
 
 
 class Stop(udpfl.Observer):
@@ -144,7 +145,7 @@ def test_a_line_that_a_crash_cut_short_is_no_charge(tmp_path):
     assert folder.last_charge() == (7, "a" * 64)
 
 
-def test_a_finished_run_is_not_made_longer(tmp_path):
+def test_a_finished_run_is_not_made_longer(tmp_path, monkeypatch):
     """Whoever does that has seen its result, and its total was planned as a whole."""
     settings = {
         "out": str(tmp_path / "run"), "data": {"clients": 3}, "training": {"rounds": 2},
@@ -156,6 +157,9 @@ def test_a_finished_run_is_not_made_longer(tmp_path):
             ledger.set_budget(account.id, Budget(20.0, 1e-3), reason="not good enough")
     config = (done.folder / "config.toml").read_text()
     (done.folder / "config.toml").write_text(config.replace("rounds = 2", "rounds = 9"))
+    with pytest.raises(InvalidInput, match=r"config\.toml is not the file that the run began with"):
+        udpfl.run(resume=done.folder, data=blobs(), model=linear())
+    monkeypatch.setattr(Ledger, "sealed", lambda *_: Sealed(None, None))
     again = udpfl.run(resume=done.folder, data=blobs(), model=linear())
     assert "not a part of what the run has reserved" in again.stopped
     with Ledger(done.ledger_path) as ledger:
@@ -171,12 +175,13 @@ def test_a_ledger_that_was_tampered_with_ends_a_run(tmp_path):
         udpfl.run(resume=folder, data=blobs(), model=linear())
 
 
-def test_the_ledger_knows_the_records_that_were_charged(tmp_path):
+def test_the_ledger_knows_the_records_that_were_charged(tmp_path, monkeypatch):
     """Also where somebody took the fingerprints out of the folder."""
     folder = begun(tmp_path, blobs())
     identity = json.loads((folder / "run.json").read_text())
     del identity["fingerprints"]
     (folder / "run.json").write_text(json.dumps(identity))
+    monkeypatch.setattr(Ledger, "sealed", lambda *_: Sealed(None, None))
     with pytest.raises(InvalidInput, match="are not those that the run was charged for"):
         udpfl.run(resume=folder, data=edited(blobs()), model=linear())
 

@@ -312,6 +312,15 @@ def require_charges(
                 )
         if problems := ledger.verify(events=False):
             raise LedgerError(f"the ledger is not sound, nothing is charged to it: {problems[0]}")
+        sealed = ledger.sealed(run).begun_with or {}  # earlier versions sealed nothing
+        found = digests(folder.path, sealed)
+        for name in sealed:
+            if found.get(name) != sealed[name]:
+                raise InvalidInput(
+                    "resume",
+                    f"{name} is not the file that the run began with: a run goes on as it was "
+                    "begun, or a new one is begun",
+                )
         charged = ledger.data_of(run)
         for name, fingerprint in fingerprints.items():
             account = ledger.account_of(name, block)

@@ -236,9 +236,7 @@ class Federation:
             log.warning("from round %d on without %s: %s", round_, listed(fresh), reason)
         to_come = {client for chosen in self.schedule[round_ - 1 :] for client in chosen}
         names = {self.sites[client].participant.name for client in to_come}
-        # With a pace of its own a later round may cost less, and fit.
-        paced = any(site.participant.factors for site in self.sites)
-        alone = not answers.messages and names <= self._warned and not paced
+        alone = not answers.messages and names <= self._warned
         if answers.refused and alone:
             reason = next(iter(answers.refused.values()))
             self.stopped = (

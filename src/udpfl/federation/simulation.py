@@ -168,7 +168,6 @@ def run(
         accounts = admit(
             settings, ledger, identity["id"], folder.path, holding, people, unclaimed is None
         )
-        _warn_of_edits(ledger, identity["id"], folder)
         if ledger.is_new and identity["ledger"]:
             log.warning("charges go to %s (new): no run has used this ledger before", ledger_path)
         seconds_before = folder.drop_summary()
@@ -305,13 +304,6 @@ def _held(ledger: Ledger, site: Site, decided: int) -> tuple[float, float] | Non
     """The budget in the ledger at that decision, which need not be the configured one."""
     budgets = ledger.budgets(site.account, decided)
     return (budgets[-1].epsilon, budgets[-1].delta) if budgets else None
-
-
-def _warn_of_edits(ledger: Ledger, run: str, folder: RunFolder) -> None:
-    begun_with = ledger.sealed(run).begun_with or {}
-    found = digests(folder.path, begun_with)
-    for name in (name for name in begun_with if found.get(name) != begun_with[name]):
-        log.warning("%s is not the file that the run began with: its report will say so", name)
 
 
 def _report(folder: RunFolder) -> None:

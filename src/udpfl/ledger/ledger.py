@@ -255,7 +255,9 @@ class Ledger:
 
     def data_of(self, run: str) -> dict[int, str]:
         """The fingerprint of the records that a run charged, for each of its accounts."""
-        query = "SELECT DISTINCT account, fingerprint FROM charges WHERE run = ?"
+        query = (
+            "SELECT DISTINCT account, fingerprint FROM charges WHERE run = ? AND fingerprint != ''"
+        )
         return dict(self._file.rows(query, run))
 
     def folders(self) -> dict[str, str]:
