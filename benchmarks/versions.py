@@ -8,10 +8,11 @@ ledger whose budget holds all rounds.
 
 Each version has a process of its own and trains the same workload (that of `training.py`: 10 of 20
 clients, 10 local steps on Poisson samples of 25 MNIST-shaped records), on the same samples. They
-take turns, A B B A, so that a busy machine slows both alike; the first turn of each warms up. As
-some processes are lucky with their memory and others are not, they are started several times. The
-ratio is the median over all turns of the round of this version over that of the other. FOLDER holds
-a checkout; a revision is taken from git.
+take turns, A B B A, so that a busy machine slows both alike. The first turns of each warm up: that
+is when widths of passes are tried; their ratio is saved by itself. As some processes are lucky with
+their memory and others are not, they are started several times. The ratio is the median over all
+turns of the round of this version over that of the other. FOLDER holds a checkout; a revision is
+taken from git.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from machine import ROOT, described, environment, write
 HERE = Path(__file__).resolve()
 BEFORE, NOW = "before", "now"
 CHARGING = "charging-"
+WARM_UP = 6
+"""Turns that do not count."""
 
 
 class Version:
@@ -61,16 +64,24 @@ class Version:
 
 def measure(before: Path, model: str, rounds: int, starts: int, device: str) -> dict[str, Any]:
     """Seconds of every round of both versions, and the median of their ratios."""
+    first: dict[str, list[float]] = {BEFORE: [], NOW: []}
     took: dict[str, list[float]] = {BEFORE: [], NOW: []}
     for _ in range(starts):
         for name, seconds in _one_start(before, model, rounds, device).items():
-            took[name] += seconds
-    ratios = [now / old for old, now in zip(took[BEFORE], took[NOW], strict=True)]
+            first[name] += seconds[1:WARM_UP]  # the very first one loads what it needs
+            took[name] += seconds[WARM_UP:]
     return {
         "model": model,
-        "ratio": round(statistics.median(ratios), 3),
+        "ratio": _ratio(took),
+        "ratio_of_first_rounds": _ratio(first),
         "seconds": {name: [round(own, 4) for own in seconds] for name, seconds in took.items()},
     }
+
+
+def _ratio(took: dict[str, list[float]]) -> float:
+    """The median of the ratios of rounds side by side."""
+    ratios = [now / old for old, now in zip(took[BEFORE], took[NOW], strict=True)]
+    return round(statistics.median(ratios), 3)
 
 
 def _one_start(before: Path, model: str, rounds: int, device: str) -> dict[str, list[float]]:
@@ -78,12 +89,12 @@ def _one_start(before: Path, model: str, rounds: int, device: str) -> dict[str, 
     sources = {BEFORE: before / "src", NOW: ROOT / "src"}
     versions = {name: Version(source, model, device) for name, source in sources.items()}
     took: dict[str, list[float]] = {BEFORE: [], NOW: []}
-    for turn in range(rounds + 1):
+    for turn in range(rounds + WARM_UP):
         for name in (BEFORE, NOW) if turn % 2 else (NOW, BEFORE):
             took[name].append(versions[name].round())
     for version in versions.values():
         version.end()
-    return {name: seconds[1:] for name, seconds in took.items()}
+    return took
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import json
 import random
 import sqlite3
 from collections import Counter
-from contextlib import closing
+from contextlib import closing, suppress
 
 import pytest
 
@@ -179,6 +179,18 @@ def test_what_was_undone_is_not_remembered(ledger):
     assert ledger.decisions() == before
     ledger.set_budget(alice, Budget(0.2, 1e-5))
     assert ledger.budget(alice) == Budget(0.2, 1e-5)
+
+
+def test_charges_that_were_undone_are_not_counted_and_hide_no_later_ones(ledger):
+    """Their numbers are given to the next charges, which are other ones."""
+    alice = ledger.account("alice", "aa")
+    ledger.set_budget(alice, Budget(1.0, 1e-5))
+    with suppress(RuntimeError), ledger.transaction():
+        ledger.import_charge(alice, TENTH, source="elsewhere")
+        assert ledger.spent(alice) == Composed([Repeated(TENTH, 1)])
+        raise RuntimeError
+    ledger.commit([charge(alice, 0, PureDP(0.2))])
+    assert ledger.spent(alice) == Composed([Repeated(PureDP(0.2), 1)])
 
 
 def test_what_a_transaction_has_written_it_reads(ledger):

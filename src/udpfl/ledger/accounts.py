@@ -179,6 +179,12 @@ class Accounts:
             if up_to is None or found.id <= up_to
         ]
 
+    def budget(self, account: int) -> Budget | None:
+        """The budget that was set last; None before the first."""
+        self.owner(account)
+        found = self._decisions.last("budget", account)
+        return Budget(**found.content) if found else None
+
     def set_budget(self, account: int, budget: Budget, reason: str, author: str | None) -> None:
         """Set what all releases of the account may cost, inside a transaction.
 

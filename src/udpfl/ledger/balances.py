@@ -58,10 +58,14 @@ class Balances:
         self._file, self._accounts, self._decisions = file, accounts, decisions
         self._reservations = reservations
         self._read: dict[tuple[int, str | None, int | None], Spending] = {}
+        self._rollbacks = file.rollbacks
+        self._newest: tuple[object, int] = (None, 0)
 
     def charged(self, account: int, run: str | None = None, up_to: int | None = None) -> Spending:
         """What any process charged, in one run or in all; reads new rows only."""
         key, moment = (account, run, up_to), self._file.moment
+        if self._rollbacks != self._file.rollbacks:  # what was read may never have been stored
+            self._rollbacks, self._read = self._file.rollbacks, {}
         spending = self._read.get(key)
         if spending is None:
             spending = self._read[key] = Spending()
@@ -77,9 +81,18 @@ class Balances:
             before = self._rows(account, 0, run, taken[-1].charges)
             spending = self._read[key] = Spending.taking_over(taken[-1], before)
         spending.moment = moment
-        if rows := self._rows(account, spending.last, run, up_to):
-            spending.advance(rows)
+        if spending.read_up_to != (newest := self._newest_charge(moment)):
+            if rows := self._rows(account, spending.last, run, up_to):
+                spending.advance(rows)
+            spending.read_up_to = newest
         return spending
+
+    def _newest_charge(self, moment: object) -> int:
+        """The number of the last charge of any account: one query where many are asked about."""
+        if self._newest[0] is not moment:
+            ((newest,),) = self._file.rows("SELECT ifnull(max(id), 0) FROM charges")
+            self._newest = (moment, newest)
+        return self._newest[1]
 
     def _rows(self, account: int, after: int, run: str | None, up_to: int | None) -> list[Charged]:
         found = self._file.rows(  # a charge whose run is gone still counts, and proves nothing
@@ -98,13 +111,17 @@ class Balances:
 
     def held(self, account: int, more: Demand = NOTHING_MORE) -> Counter[str]:
         """Everything charged, and what is still reserved, once runs have charged so much more."""
-        total = sum(more.values(), self.charged(account).totals)
+        total = dict(self.charged(account).totals)
+        for totals in more.values():
+            for release, times in totals.items():
+                total[release] = total.get(release, 0) + times
         for own in self._reservations.held(account):
             spent = self.charged_in(account, own.run)
-            if (totals := more.get(own.run)) is not None:
-                spent = spent + totals
-            total = total + (own.totals - spent)
-        return total
+            coming = more.get(own.run, _NOTHING)
+            for release, planned in own.totals.items():
+                if (rest := planned - spent[release] - coming[release]) > 0:
+                    total[release] = total.get(release, 0) + rest
+        return Counter(total)
 
     def _is_without_plan(self, account: int) -> bool:
         """Whether releases were charged before plans were recorded."""
@@ -134,8 +151,7 @@ class Balances:
 
     def budget(self, account: int) -> Budget | None:
         """The budget set last, by whichever process; None where none was."""
-        found = self._accounts.budgets(account)
-        return found[-1] if found else None
+        return self._accounts.budget(account)
 
     def fits(self, account: int, more: Demand) -> bool:
         """Whether runs may charge so much more: whatever is reserved by others stays theirs.

@@ -491,8 +491,11 @@ class Ledger:
             self._store(priced)
 
     def _check(self, charges: Sequence[Charge], demand: Mapping[int, Demand]) -> None:
+        rounds = {(charge.run, charge.round) for charge in charges}
+        accounts = [charge.account for charge in charges]
+        answered = {known: self._outbox.answered(*known, accounts) for known in rounds}
         for charge in charges:
-            if self._outbox.answered(charge.run, charge.account, charge.round):
+            if charge.account in answered[charge.run, charge.round]:
                 raise LedgerError(
                     f"client {self._owner(charge.account).client} has answered round "
                     f"{charge.round} of run {charge.run} already: send the stored message; "

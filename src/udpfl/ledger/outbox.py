@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 
 from udpfl.errors import LedgerError
@@ -27,10 +27,11 @@ class Outbox:
         answer = (charge.run, charge.account, charge.round)
         self._file.insert("outbox", *answer, charge.message, charge.state, _digest(charge.message))
 
-    def answered(self, run: str, account: int, round: int) -> bool:
-        """Whether the round was answered, even if the message was dropped since."""
-        query = f"SELECT 1 FROM outbox WHERE {_ANSWER}"
-        return bool(self._file.rows(query, run, account, round))
+    def answered(self, run: str, round: int, accounts: Sequence[int]) -> set[int]:
+        """Those accounts that answered the round, even if their messages were dropped since."""
+        places = ", ".join("?" * len(accounts))
+        query = f"SELECT account FROM outbox WHERE run = ? AND round = ? AND account IN ({places})"
+        return {account for (account,) in self._file.rows(query, run, round, *accounts)}
 
     def message(self, run: str, account: int, round: int) -> bytes | None:
         """The stored answer; None if there is none, or it was dropped."""

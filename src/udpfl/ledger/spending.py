@@ -145,6 +145,8 @@ class Spending:
         self.last = 0
         self.moment: object = None
         """When it was read."""
+        self.read_up_to = 0
+        """The ledger's last charge, of whichever account, when it was read."""
         self.totals: Counter[str] = Counter()
         self.by_run: dict[str, Counter[str]] = {}
         self.seeded = False
