@@ -240,7 +240,7 @@ def test_what_only_some_cells_make_use_of_changes_those_alone():
     assert found[:3] == [load()] * 3
     assert [each.data.alpha for each in found[3:]] == [0.3, 0.5, 2.0]
     off = grid_of(load(), {"mechanism": ["none", "laplace"], "pace_ratio": [2.0]}, 1)
-    assert off.cells[0].config.privacy == "none"
+    assert not off.cells[0].config.privacy.enabled
     for vary in ({"pace_ratio": [2.0, 4.0]}, {"pace_ratio": [4.0], "pace": ["uniform"]}):
         with pytest.raises(InvalidInput, match=r"no use unless privacy\.pace is") as refused:
             grid_of(load(), vary, 1)

@@ -124,7 +124,7 @@ class Sent(udpfl.Observer):
         self.digest = sha256()
 
     def on_message(self, message):
-        for name, tensor in message.tensors.items():
+        for name, tensor in sorted(message.tensors.items()):
             self.digest.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
 
     def on_model(self, round_, model): ...

@@ -112,10 +112,10 @@ def network_curves(config: Config, epsilons: Sequence[float]) -> list[NetworkCur
     The runs are thrown away; a shared ledger is not charged. The first is not private, and the
     test records have seen all of them.
     """
-    from udpfl.config import PrivacyConfig, load
+    from udpfl.config import load
 
     privacy = config.privacy
-    if not isinstance(privacy, PrivacyConfig):
+    if not privacy.enabled:
         raise Unsupported("privacy is turned off in this configuration: there is no noise to vary")
     if privacy.ledger is not None:
         raise InvalidInput(

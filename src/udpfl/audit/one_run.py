@@ -24,7 +24,7 @@ from torch.func import functional_call, grad, vmap
 
 from udpfl.audit.bounds import one_run_proved
 from udpfl.audit.verdict import POWER, finite
-from udpfl.config import Config, PrivacyConfig, load
+from udpfl.config import Config, load
 from udpfl.data import DataSet
 from udpfl.data.records import Indices, Records
 from udpfl.engine import Loss
@@ -219,7 +219,7 @@ def one_run(
             },
             "training": {"averaging": 0.0},  # so that every model seen is the one sent out
         }
-        if isinstance(settings.privacy, PrivacyConfig):
+        if settings.privacy.enabled:
             own["privacy"] = {"ledger": None}  # what an audit spends is nobody's budget
             if settings.privacy.accounting == "vector":  # which holds against who knows names, too
                 own["training"]["shuffle"] = False

@@ -32,7 +32,7 @@ from udpfl.audit.replay import Subject, replayed, verdict_of
 from udpfl.audit.verdict import Verdict
 from udpfl.audit.whole import AsReleased, ClientUnderAudit, Worlds, rounds_to_try
 from udpfl.audit.worlds import Releases
-from udpfl.config import Config, PrivacyConfig, load
+from udpfl.config import Config, load
 from udpfl.data import DataSet
 from udpfl.data.records import Indices
 from udpfl.engine import Entropy, LaneModel, Loss
@@ -90,7 +90,7 @@ class Target:
             folder = RunFolder.open(Path(where), "config")
         settings = settings_of(folder) if folder else load(where)
         privacy = settings.privacy
-        if not isinstance(privacy, PrivacyConfig):
+        if not privacy.enabled:
             raise Unsupported(
                 "privacy is turned off: nothing is claimed, so nothing can be refuted"
             )

@@ -151,7 +151,7 @@ def _freed(varied: Iterable[str]) -> set[str]:
 def _flat(config: Config) -> dict[str, Any]:
     """Every key; without privacy, those of privacy at what they would be if it was turned on."""
     values = config.model_dump()
-    if not isinstance(config.privacy, PrivacyConfig):
+    if not config.privacy.enabled:
         values["privacy"] = {**PrivacyConfig().model_dump(), "mechanism": "none"}
     flat: dict[str, Any] = {}
     for key, value in values.items():

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from udpfl.config import Config, PrivacyConfig, apply, load
+from udpfl.config import Config, apply, load
 from udpfl.config.documents import known_keys
 from udpfl.config.explaining import hint
 from udpfl.config.idle import idle
@@ -59,7 +59,7 @@ def grid_of(base: Config, vary: Mapping[str, Sequence[Any]], seeds: int | Sequen
     for nothing; one that only does not go with some of the others makes cells that say why they
     cannot be run.
     """
-    if isinstance(base.privacy, PrivacyConfig) and base.privacy.ledger is not None:
+    if base.privacy.ledger is not None:
         raise InvalidInput(
             "privacy.ledger",
             "every run of a comparison keeps its own ledger: a shared one has room for one run of "
@@ -203,9 +203,9 @@ def _idle(base: Config, layer: Mapping[str, Any]) -> dict[str, str]:
     """The keys that the layer makes, or leaves, without effect, and what each one needs."""
     found: dict[str, str] = {}
     for name, section in SECTIONS.items():
-        below = getattr(base, name)
-        defaults = section().model_dump()
-        values = defaults if below == "none" else below.model_dump()
+        below, defaults = getattr(base, name), section().model_dump()
+        is_off = name == "privacy" and not below.enabled
+        values = defaults if is_off else below.model_dump()
         found |= idle(name, {**values, **layer.get(name, {})}, defaults)
     return found
 

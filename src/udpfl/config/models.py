@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_serializer,
+    field_validator,
+)
 
 from udpfl.accounting import Accountant, Accounting, Norm
 from udpfl.accounting.events import Unit
@@ -177,6 +184,11 @@ class PrivacyConfig(Section):
         "it trains, begin it without these clients, or train them with more noise.",
     )
 
+    @property
+    def enabled(self) -> bool:
+        """Whether anything is clipped, noised and charged."""
+        return self.mechanism != "none"
+
     @field_validator("exhausted", mode="before")
     @classmethod
     def _successor(cls, value: Any) -> Any:
@@ -284,9 +296,14 @@ class TrainingConfig(Section):
         yield from self._idle("training")
 
 
-def _off(privacy: PrivacyConfig | Literal["none"]) -> PrivacyConfig | Literal["none"]:
-    # One way to say "off" once it is read, so that no reader has to know both.
-    return "none" if privacy == "none" or privacy.mechanism == "none" else privacy
+def _from_word(privacy: Any) -> Any:
+    """The word "none" in place of the section."""
+    return {"mechanism": "none"} if privacy == "none" else privacy
+
+
+def _only_off(privacy: PrivacyConfig) -> PrivacyConfig:
+    """Where privacy is turned off its other keys say nothing: they are at their defaults."""
+    return privacy if privacy.enabled else PrivacyConfig(mechanism="none")
 
 
 class Config(Section):
@@ -315,12 +332,21 @@ class Config(Section):
     )
     data: DataConfig = Field(default=DataConfig(), description="The data and its clients.")
     model: ModelConfig = Field(default=ModelConfig(), description="The network.")
-    privacy: Annotated[PrivacyConfig | Literal["none"], AfterValidator(_off)] = Field(
+    privacy: Annotated[
+        PrivacyConfig,
+        BeforeValidator(_from_word, json_schema_input_type=PrivacyConfig | Literal["none"]),
+        AfterValidator(_only_off),
+    ] = Field(
         default=PrivacyConfig(), description='Budgets and noise, or "none" for no privacy.'
     )
     training: TrainingConfig = Field(
         default=TrainingConfig(), description="The federated training."
     )
+
+    @field_serializer("privacy", mode="wrap")
+    def _written(self, privacy: PrivacyConfig, write: SerializerFunctionWrapHandler) -> Any:
+        """One way to write "off", which no other key goes with."""
+        return write(privacy) if privacy.enabled else "none"
 
     def _problems(self) -> Iterator[tuple[str, str]]:
         clients, rounds = self.data.clients, self.training.rounds
@@ -330,9 +356,9 @@ class Config(Section):
                 "training.clients_per_round",
                 f"must be at most data.clients = {clients}, got {picked}",
             )
-        if self.data.block is not None and not getattr(self.privacy, "ledger", None):
+        if self.data.block is not None and self.privacy.ledger is None:
             yield "data.block", "is an account in a shared ledger: set privacy.ledger as well"
-        epsilon = getattr(self.privacy, "epsilon", None)
+        epsilon = self.privacy.epsilon
         if self.training.penalty and not (isinstance(epsilon, list) and len(set(epsilon)) > 1):
             yield (
                 "training.penalty",
@@ -352,7 +378,7 @@ class Config(Section):
                 f"must be at most training.rounds = {rounds}, got {max(self.record_updates)}",
             )
         for name in ("mechanism", "epsilon", "delta", "clip"):
-            dealt = getattr(self.privacy, name, None)
+            dealt = getattr(self.privacy, name)
             if isinstance(dealt, list) and len(dealt) > clients:
                 yield (
                     f"privacy.{name}",

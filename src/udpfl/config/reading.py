@@ -112,7 +112,9 @@ def _tables(layer: Layer | None) -> dict[str, Any]:
             return {}
         case str() | Path():
             return read(layer)
-        case Config() | Mapping():
+        case Config():
+            return layer.model_dump()
+        case Mapping():
             return {
                 key: value.model_dump() if isinstance(value, Section) else value
                 for key, value in dict(layer).items()

@@ -85,7 +85,7 @@ def plan_within(settings: Config, holding: Holding, schedule: Schedule, plan: Pl
     Nothing is written. Clients that are left out are asked in no round.
     """
     privacy = settings.privacy
-    if not isinstance(privacy, PrivacyConfig) or privacy.ledger is None:
+    if privacy.ledger is None:
         return plan(schedule, {})
     _require_apart(holding)
     pasts, moved = _read_pasts(privacy, Path(privacy.ledger), holding)
@@ -230,7 +230,6 @@ def _refusal(
 ) -> str:
     """Who cannot pay for the run, and what all of them could pay for."""
     privacy = settings.privacy
-    assert isinstance(privacy, PrivacyConfig)
     own = next(person for person in people if person.name in short)
     budget = pasts[own.name].budget
     assert budget is not None
@@ -351,11 +350,11 @@ def admit(
 
 
 def _begin(settings: Config, ledger: Ledger, run: str, folder: Path) -> None:
-    privacy = settings.privacy if isinstance(settings.privacy, PrivacyConfig) else None
+    privacy = settings.privacy
     ledger.begin_run(
         run,
-        randomness=privacy.randomness if privacy else "entropy",
-        accounting=privacy.accounting if privacy else "vector",
+        randomness=privacy.randomness,
+        accounting=privacy.accounting,
         description={
             "data": settings.data.name,
             "algorithm": settings.training.algorithm,
@@ -373,14 +372,14 @@ def _reserved(
     people: Sequence[Participant],
     claimed: bool,
 ) -> list[int]:
-    privacy = settings.privacy if isinstance(settings.privacy, PrivacyConfig) else None
-    is_shared = privacy is not None and privacy.ledger is not None
+    privacy = settings.privacy
+    is_shared = privacy.ledger is not None
     if is_shared:
         holding.require_accounts(ledger)
     accounts = ledger.open_accounts(
         holding.parts, block=holding.block, runs="many" if is_shared else "one"
     )
-    if claimed and privacy and privacy.accounting == "vector":
+    if claimed and privacy.enabled and privacy.accounting == "vector":
         for person, number in zip(people, accounts, strict=True):
             if person.budget and ledger.budget(number) is None:
                 ledger.set_budget(number, person.budget)
@@ -388,7 +387,7 @@ def _reserved(
         if holding.taken_over(ledger) is not None:
             _require_alike(people)
         ledger.divide(holding.parts, holding.block, holding.pool)
-    if claimed and privacy:
+    if claimed and privacy.enabled:
         rests = [
             own.rest_event(ledger.rounds_charged(run, number))
             for own, number in zip(people, accounts, strict=True)

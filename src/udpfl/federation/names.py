@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from udpfl import algorithms, data, mechanisms, models
-from udpfl.config import Config, PrivacyConfig, load
+from udpfl.config import Config, load
 from udpfl.federation.folder import RunFolder
 from udpfl.federation.parts import OWN
 from udpfl.plugins import Kind, require_trusted, resolve
@@ -57,7 +57,7 @@ def _names(config: Config) -> Iterator[tuple[Kind, str]]:
     if config.model.name != OWN:
         yield "models", config.model.name
     yield "algorithms", config.training.algorithm
-    if isinstance(config.privacy, PrivacyConfig):
+    if config.privacy.enabled:
         asked = config.privacy.mechanism
         for name in [asked] if isinstance(asked, str) else asked:
             yield "mechanisms", name

@@ -18,7 +18,7 @@ from udpfl.errors import InvalidInput
 def own_noise(config: Config, algorithm: Algorithm, sizes: Sequence[int]) -> OwnNoise | None:
     """The method's own noise for clients of these declared sizes; None where it brings none."""
     privacy = config.privacy
-    if not isinstance(privacy, PrivacyConfig):
+    if not privacy.enabled:
         return None
     target = Target(
         _one(privacy.epsilon), _one(privacy.delta), _one(privacy.clip), smallest=min(sizes)

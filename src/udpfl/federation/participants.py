@@ -245,7 +245,7 @@ def participants(
     """
     training = config.training
     rounds = Counter(client for chosen in schedule for client in chosen)
-    paced = isinstance(config.privacy, PrivacyConfig) and config.privacy.pace != "uniform"
+    paced = config.privacy.pace != "uniform"
     plain = [
         Participant(
             name=names[i] if names else f"client-{i}",
@@ -259,7 +259,7 @@ def participants(
         )
         for i, size in enumerate(sizes)
     ]
-    if not isinstance(config.privacy, PrivacyConfig):
+    if not config.privacy.enabled:
         return plain
     try:
         if noise := own_noise(config, algorithm, sizes):
@@ -470,7 +470,7 @@ def _mechanism(name: str) -> str | Mechanism:
 
 def nothing_claimed(config: Config) -> str | None:
     """Why a run with this configuration claims no privacy; None where it claims some."""
-    if not isinstance(config.privacy, PrivacyConfig):
+    if not config.privacy.enabled:
         return "privacy is turned off"
     if config.privacy.randomness == "seeded":
         return "noise and sampling are seeded, for tests only"

@@ -19,7 +19,7 @@ from torch import Tensor
 from udpfl.accounting import PrivacyStatement
 from udpfl.accounting.statement import weakest_kind
 from udpfl.algorithms import Algorithm, ClientMessage, Tensors, stacked, weighted_mean
-from udpfl.config import Config, PrivacyConfig
+from udpfl.config import Config
 from udpfl.data.records import Task
 from udpfl.engine import LaneModel
 from udpfl.errors import LedgerError, Unsupported
@@ -203,7 +203,7 @@ class Federation:
         Guarantee: made of noisy counts alone, so it costs what those cost.
         """
         privacy = self.config.privacy
-        if not isinstance(privacy, PrivacyConfig) or privacy.clip_quantile is None:
+        if privacy.clip_quantile is None:
             return
         within = weighted_mean(messages, WITHIN).clamp(0.0, 1.0)
         before = torch.ones_like(within) if self._clip is None else self._clip
@@ -306,7 +306,7 @@ class Federation:
     def _statement(self, site: Site, up_to: int | None, so_far: bool) -> PrivacyStatement:
         """Everything in the ledger; where this run is nominal, its own number in front of that."""
         delta, privacy = self._delta(site), self.config.privacy
-        scalar = isinstance(privacy, PrivacyConfig) and privacy.accounting == "scalar"
+        scalar = privacy.accounting == "scalar"
         statement = self.ledger.statement(
             site.account,
             delta,

@@ -26,7 +26,7 @@ import torch
 from udpfl.accounting import Shuffled
 from udpfl.accounting.shuffling import conditions_missing
 from udpfl.algorithms import Algorithm, ClientMessage
-from udpfl.config import Config, PrivacyConfig
+from udpfl.config import Config
 from udpfl.engine import PrivateStream
 from udpfl.engine.randomness import Key
 from udpfl.errors import InvalidInput
@@ -50,8 +50,8 @@ def check_shuffle(config: Config, algorithm: Algorithm) -> None:
             "shuffler would see them as well, and hide nothing from whom they are meant for",
         )
     privacy = config.privacy
-    nominal = isinstance(privacy, PrivacyConfig) and privacy.accounting == "scalar"
-    if nominal and isinstance(privacy, PrivacyConfig) and privacy.accountant == "pld":
+    nominal = privacy.accounting == "scalar"
+    if nominal and privacy.accountant == "pld":
         raise InvalidInput(
             "privacy.accountant",
             "the paper's lemma on shuffling is about Rényi divergences, and pld knows none: set "
@@ -128,7 +128,7 @@ def shuffle_notes(
     _warn_of_marks(people, keeps_state)
     privacy = config.privacy
     asked = [person for person in people if person.release is not None]
-    if nothing_claimed(config) or not isinstance(privacy, PrivacyConfig) or not asked:
+    if nothing_claimed(config) or not asked:
         return ()
     note = f"shuffled: no amplification because {_reason(config, asked[0])}"
     if privacy.accounting == "scalar":

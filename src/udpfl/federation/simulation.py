@@ -20,7 +20,7 @@ from udpfl.accounting import PrivacyStatement
 from udpfl.accounting.rounding import rounding_of_event
 from udpfl.accounting.statement import largest
 from udpfl.algorithms import PublicData
-from udpfl.config import Config, PrivacyConfig, dump, load
+from udpfl.config import Config, dump, load
 from udpfl.data import DataSet
 from udpfl.data.records import Indices
 from udpfl.engine import Entropy, Keyed, LaneModel, Loss
@@ -102,13 +102,13 @@ def run(
         sections, data = {**sections, "data": data}, None
     folder, settings = _opened(config, resume, sections, model, data)
     unclaimed = "clipping and noise were replaced" if protection else None
-    if unclaimed and isinstance(settings.privacy, PrivacyConfig) and settings.privacy.ledger:
+    if unclaimed and settings.privacy.ledger:
         raise InvalidInput(
             "privacy.ledger",
             f"{unclaimed}: such a run is not private and cannot be charged to "
             f"{settings.privacy.ledger!r}, a ledger that counts",
         )
-    if folder is None and isinstance(settings.privacy, PrivacyConfig) and settings.privacy.ledger:
+    if folder is None and settings.privacy.ledger:
         require_writable(Path(settings.privacy.ledger), "privacy.ledger")
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
@@ -136,7 +136,7 @@ def run(
     schedule = selection(settings)
     _advise(settings)
     fingerprints = fingerprints_of(settings, dataset, parts)
-    is_shared = isinstance(settings.privacy, PrivacyConfig) and settings.privacy.ledger is not None
+    is_shared = settings.privacy.ledger is not None
     holding = Holding(
         client_names(settings, dataset, parts),
         fingerprints,
@@ -187,9 +187,7 @@ def run(
             device=device,
             threads=1 if protection else torch.get_num_threads(),
         )
-        seeded = isinstance(settings.privacy, PrivacyConfig) and (
-            settings.privacy.randomness == "seeded"
-        )
+        seeded = settings.privacy.randomness == "seeded"
         key = f"seed-{settings.seed}"
         stream = Keyed(settings.seed) if seeded else Entropy()
         clients = Clients(
@@ -338,7 +336,7 @@ def _opened(
 def _advise(settings: Config) -> None:
     """Settings that are allowed and hardly ever meant."""
     privacy, training = settings.privacy, settings.training
-    clips_records = isinstance(privacy, PrivacyConfig) and privacy.unit == "record"
+    clips_records = privacy.enabled and privacy.unit == "record"
     if not clips_records and training.learning_rate > 1:
         log.warning(
             "training.learning_rate = %g suits clipped, noisy gradients; where records are not "
@@ -371,7 +369,7 @@ def _begun(
     folder.write_json("participants.json", [person.to_dict() for person in people])
     folder.write_records(parts, public, dataset)
     privacy = settings.privacy
-    if not isinstance(privacy, PrivacyConfig):
+    if not privacy.enabled:
         stamp = "not private: privacy is turned off"
     elif unclaimed:
         stamp = f"not private: {unclaimed}"
@@ -381,7 +379,7 @@ def _begun(
         stamp = "nominal: scalar accounting, not a privacy guarantee"
     else:
         stamp = "private: vector accounting, a guarantee"
-    shared = privacy.ledger if isinstance(privacy, PrivacyConfig) else None
+    shared = privacy.ledger
     identity = {
         "id": secrets.token_hex(8),
         "udpfl": __version__,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from udpfl.algorithms import Algorithm, ClientMessage
-from udpfl.config import Config, PrivacyConfig
+from udpfl.config import Config
 from udpfl.engine import MechanismNoiser, NormClipper, PrivateStream
 from udpfl.engine.randomness import Key
 from udpfl.errors import InvalidInput, Unsupported
@@ -25,10 +25,10 @@ def check_trust(config: Config, algorithm: Algorithm) -> None:
     if not algorithm.trusts_server:
         return
     name = config.training.algorithm
-    if isinstance(config.privacy, PrivacyConfig) and config.privacy.unit != "client":
+    if config.privacy.enabled and config.privacy.unit != "client":
         raise InvalidInput("privacy.unit", f'{name} hides whole clients: set it to "client"')
     for key in ("epsilon", "delta", "mechanism", "clip"):
-        if isinstance(getattr(config.privacy, key, None), list):
+        if isinstance(getattr(config.privacy, key), list):
             raise InvalidInput(
                 f"privacy.{key}",
                 f"{name} adds one noise to the sum of all updates: it cannot differ from client to "

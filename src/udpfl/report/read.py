@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from udpfl.accounting.events import Unit
 from udpfl.accounting.statement import Kind, PrivacyStatement, largest, shown
-from udpfl.config import Config, PrivacyConfig, load
+from udpfl.config import Config, load
 from udpfl.errors import InvalidInput, UdpflError
 from udpfl.ledger.places import ledger_of
 from udpfl.report.files import Row, RunFiles
@@ -263,7 +263,7 @@ def _server_adds_noise(files: RunFiles, config: Config) -> bool:
 
 
 def _unit(config: Config) -> Unit:
-    return config.privacy.unit if isinstance(config.privacy, PrivacyConfig) else "record"
+    return config.privacy.unit
 
 
 def _of_training(evaluation: Row | None, metrics: Sequence[Row]) -> Row | None:

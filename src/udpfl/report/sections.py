@@ -9,7 +9,7 @@ from html import escape
 from typing import Any
 
 from udpfl.accounting.statement import shown
-from udpfl.config import Config, PrivacyConfig
+from udpfl.config import Config
 from udpfl.config.documents import known_keys
 from udpfl.report.charts import class_names
 from udpfl.report.read import RunRecord, Tone
@@ -283,7 +283,7 @@ def facts(run: RunRecord) -> str:
     up = sum(int(row.get("bytes_up") or 0) for row in run.metrics)
     down = sum(int(row.get("bytes_down") or 0) for row in run.metrics)
     seconds = sum(float(row.get("seconds") or 0) for row in run.metrics)
-    private = isinstance(run.config.privacy, PrivacyConfig)
+    private = run.config.privacy.enabled
     rows = [
         ("started", identity.get("started", "–")),
         ("rounds", f"{run.rounds} of {run.config.training.rounds}"),
