@@ -39,8 +39,8 @@ STAGES: Mapping[str, Sequence[str]] = {
         "udpfl.ledger.ledger:Ledger.commit",
     ),
     "checkpoint": (
-        "udpfl.federation.folder:RunFolder.write_checkpoint",
-        "udpfl.federation.folder:RunFolder.append_metrics",
+        "udpfl.runs.folder:RunFolder.write_checkpoint",
+        "udpfl.runs.folder:RunFolder.append_metrics",
     ),
     "evaluation": ("udpfl.federation.rounds:evaluate",),
     "statements": ("udpfl.federation.rounds:Federation.statements",),

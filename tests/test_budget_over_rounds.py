@@ -28,11 +28,11 @@ from udpfl import (
     calibrate,
 )
 from udpfl.accounting.events import leaves
+from udpfl.accounting.pacing import noise_factors
 from udpfl.accounting.serial import event_from_json
 from udpfl.audit.bounds import gaussian_epsilon
 from udpfl.engine import Keyed, LaneModel, Lanes, Limits, MechanismNoiser, NormClipper
 from udpfl.engine.counting import counted_within
-from udpfl.harmonizer.pacing import noise_factors
 from udpfl.ledger.ledger import Ledger
 
 

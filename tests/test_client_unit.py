@@ -24,11 +24,11 @@ from udpfl.algorithms.fedavg import FedAvg
 from udpfl.engine import Keyed, LaneModel, Limits, MechanismNoiser, NormClipper, Unclipped
 from udpfl.errors import BudgetExceeded, InvalidInput, LedgerError, Unsupported
 from udpfl.federation import local_training
-from udpfl.federation.folder import RunFolder
 from udpfl.federation.local_training import Request, Trainer
 from udpfl.federation.participants import Participant
 from udpfl.federation.trusted import TrustedServer
 from udpfl.ledger.ledger import Ledger
+from udpfl.runs.folder import RunFolder
 
 
 @pytest.fixture

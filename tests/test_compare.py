@@ -787,7 +787,7 @@ def run_epsilon(row) -> float:
 
 
 def test_a_second_comparison_in_the_same_folder_waits_for_nobody(tmp_path):
-    from udpfl.federation.folder import RunFolder
+    from udpfl.runs.folder import RunFolder
 
     udpfl.compare(BASE, vary={"epsilon": [2]}, seeds=1, out="grid")
     with (

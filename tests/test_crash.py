@@ -31,10 +31,10 @@ from udpfl import Budget, Composed, PoissonSampled, Repeated, account, federatio
 from udpfl.accounting.serial import event_from_dict
 from udpfl.algorithms.message import ClientMessage, tensors_from_bytes
 from udpfl.cli import main
-from udpfl.federation.folder import RunFolder
 from udpfl.federation.rounds import Federation
 from udpfl.ledger.ledger import Ledger
 from udpfl.ledger.outbox import Outbox
+from udpfl.runs.folder import RunFolder
 
 CLIENTS, ROUNDS, STEPS, DELTA = 3, 8, 2, 1e-5
 NAMES = [f"client-{number}" for number in range(CLIENTS)]

@@ -31,12 +31,12 @@ from udpfl.engine import Keyed, LaneModel, Limits, MechanismNoiser
 from udpfl.errors import InvalidInput, UdpflError
 from udpfl.federation import participants as planning
 from udpfl.federation.combinations import check_combination
-from udpfl.federation.folder import RunFolder
 from udpfl.federation.local_training import CLIP, WEAKEST, Request, Trainer
 from udpfl.federation.participants import participants, selection
 from udpfl.federation.parts import algorithm_of
 from udpfl.federation.trusted import TrustedServer
 from udpfl.mechanisms import Gaussian, Laplace, Staircase
+from udpfl.runs.folder import RunFolder
 
 RECORDS, FEATURES, CLIENTS = 9, 3, 3
 RATE, LOCAL_STEPS = 6.0, 2

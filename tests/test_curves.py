@@ -21,8 +21,7 @@ from udpfl.algorithms import (
     PublicData,
     ServerStep,
 )
-from udpfl.algorithms.mode_connectivity import merge_in_pairs
-from udpfl.analysis.curves import (
+from udpfl.algorithms.curves import (
     Curve,
     RecordLoss,
     Search,
@@ -30,6 +29,7 @@ from udpfl.analysis.curves import (
     barrier,
     find_curve,
 )
+from udpfl.algorithms.mode_connectivity import merge_in_pairs
 from udpfl.engine import LaneModel
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -29,11 +29,11 @@ from udpfl.algorithms.nbafl import NbAFL
 from udpfl.audit import Releases, audit_releases
 from udpfl.engine import BallClipper, Entropy, Keyed, MechanismNoiser, NormClipper
 from udpfl.errors import BudgetExceeded, InvalidInput, Unsupported
-from udpfl.federation.folder import RunFolder
 from udpfl.federation.local_training import planned_protection
 from udpfl.federation.own_noise import Downlink
 from udpfl.federation.participants import Participant
 from udpfl.ledger.ledger import Ledger
+from udpfl.runs.folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

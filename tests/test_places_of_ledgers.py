@@ -19,9 +19,9 @@ from udpfl.accounting.events import PureDP
 from udpfl.cli import main
 from udpfl.errors import InvalidInput, LedgerError, LedgerUnavailable, Unsupported
 from udpfl.federation import simulation
-from udpfl.federation.folder import RunFolder
 from udpfl.ledger import file
 from udpfl.ledger.ledger import Ledger
+from udpfl.runs.folder import RunFolder
 
 AS_NOBODY = """
 import contextlib, io, os, sys

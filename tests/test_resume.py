@@ -12,9 +12,9 @@ import udpfl
 from tests.small import blobs, linear
 from udpfl.accounting.budget import Budget
 from udpfl.errors import InvalidInput, LedgerError
-from udpfl.federation.folder import RunFolder
 from udpfl.ledger.ledger import Ledger
 from udpfl.ledger.seals import Sealed
+from udpfl.runs.folder import RunFolder
 
 
 class Stop(udpfl.Observer):

@@ -45,7 +45,8 @@ from udpfl.planning import Plan, PlanRow, plan
 if TYPE_CHECKING:
     from udpfl.algorithms import Algorithm, ClientMessage
     from udpfl.comparison import Comparison, compare
-    from udpfl.federation import Observer, Run, run
+    from udpfl.federation import Observer, Run
+    from udpfl.running import run
 
 _NEEDS_TORCH = {
     "Algorithm": "udpfl.algorithms",
@@ -54,7 +55,7 @@ _NEEDS_TORCH = {
     "Observer": "udpfl.federation",
     "Run": "udpfl.federation",
     "compare": "udpfl.comparison",
-    "run": "udpfl.federation",
+    "run": "udpfl.running",
 }
 
 

@@ -13,9 +13,9 @@ from udpfl.accounting.events import (
     Shuffled,
     Unit,
 )
-from udpfl.accounting.sensitivity import Norm, Sensitivity
 from udpfl.accounting.statement import Kind, PrivacyStatement
 from udpfl.accounting.worst_case import worst_case
+from udpfl.sensitivity import Norm, Sensitivity
 
 __all__ = [
     "Accountant",

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from udpfl.accounting.sensitivity import Sensitivity, whole
 from udpfl.errors import InvalidInput, Unsupported
 from udpfl.mechanisms import Mechanism
 from udpfl.mechanisms.base import positive
+from udpfl.sensitivity import Sensitivity, whole
 
 Unit = Literal["record", "client"]
 Neighbours = Literal["add-remove", "replace-one"]

@@ -22,10 +22,10 @@ from udpfl.accounting.events import (
     Unit,
     leaves,
 )
-from udpfl.accounting.sensitivity import Sensitivity, whole
 from udpfl.accounting.serial import event_from_dict
 from udpfl.errors import InvalidInput, Unsupported
 from udpfl.mechanisms import Gaussian, Laplace
+from udpfl.sensitivity import Sensitivity, whole
 
 _OPACUS_ACCOUNTANTS = ("rdp", "prv", "gdp")
 _FIXED_BATCHES = (

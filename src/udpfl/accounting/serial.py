@@ -33,10 +33,10 @@ from udpfl.accounting.events import (
     Shuffled,
     Unit,
 )
-from udpfl.accounting.sensitivity import Norm, Sensitivity, whole
 from udpfl.errors import InvalidInput, Unsupported
 from udpfl.mechanisms import BUILT_IN, Mechanism
 from udpfl.plugins import mechanism_class
+from udpfl.sensitivity import Norm, Sensitivity, whole
 
 _TYPES: dict[str, type] = {
     kind.__name__: kind

@@ -23,11 +23,11 @@ from dataclasses import replace
 import numpy as np
 
 from udpfl.accounting.few_coordinates import MOST_COORDINATES, MOST_PERIODS, fewer_at_once
-from udpfl.accounting.sensitivity import Sensitivity
 from udpfl.accounting.staircase_vertices import staircase_vertices
 from udpfl.errors import Unsupported
 from udpfl.mechanisms import Gaussian, Mechanism, Staircase, Tabulated
 from udpfl.mechanisms.arrays import Floats
+from udpfl.sensitivity import Sensitivity
 
 _LATTICE = math.log(1.004)
 

@@ -18,9 +18,9 @@ from typing import Literal, TypeVar, get_args
 from torch import Tensor
 
 from udpfl.algorithms.base import Algorithm, ServerStep
+from udpfl.algorithms.curves import Kind, RecordLoss, Search, find_curve
 from udpfl.algorithms.message import ClientMessage, Tensors
 from udpfl.algorithms.public import PublicData
-from udpfl.analysis.curves import Kind, RecordLoss, Search, find_curve
 from udpfl.errors import InvalidInput
 
 T = TypeVar("T")

@@ -17,18 +17,27 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from udpfl.algorithms.curves import (
+    Curve,
+    Found,
+    Kind,
+    RecordLoss,
+    Search,
+    along,
+    barrier,
+    find_curve,
+)
 from udpfl.algorithms.message import tensors_from_bytes
-from udpfl.analysis.curves import Curve, Found, Kind, RecordLoss, Search, along, barrier, find_curve
 from udpfl.config import Config, load
 from udpfl.data import DataSet
 from udpfl.data.records import Indices, Records
 from udpfl.engine import LaneModel
 from udpfl.errors import InvalidInput
 from udpfl.federation.evaluation import Evaluation, evaluate
-from udpfl.federation.folder import RunFolder
 from udpfl.federation.names import settings_of
 from udpfl.federation.parts import dataset_of, device_of, loss_of, network_of, prepared
 from udpfl.federation.shares import divided
+from udpfl.runs.folder import RunFolder
 
 _FEWEST = 20
 """Records on either side, below which nothing can be said."""

@@ -135,8 +135,8 @@ def network_curves(config: Config, epsilons: Sequence[float]) -> list[NetworkCur
 def _curve(settings: Config, epsilon: Any) -> NetworkCurve:
     from udpfl.engine import Noiseless
     from udpfl.federation import Participant, run
-    from udpfl.federation.folder import RunFolder
     from udpfl.federation.local_training import planned_protection
+    from udpfl.runs.folder import RunFolder
 
     def quiet(people: Sequence[Participant]) -> Any:
         return planned_protection(people)[0], Noiseless()

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from udpfl.accounting.sensitivity import Sensitivity
 from udpfl.errors import InvalidInput
 from udpfl.mechanisms.arrays import Floats
+from udpfl.sensitivity import Sensitivity
 
 _ORDER = {"l1": 1, "l2": 2, "linf": np.inf}
 

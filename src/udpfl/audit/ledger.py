@@ -20,10 +20,10 @@ from udpfl.accounting.statement import PrivacyStatement, shown
 from udpfl.audit.costs import bounds, least_by_filter, tractable
 from udpfl.audit.events import NO_CLAIM, Seen, flattened, read, same_text
 from udpfl.audit.ledger_rows import Rows, rows_of
-from udpfl.cli.ledgers import ledger_at
 from udpfl.errors import InvalidInput, LedgerError, LedgerUnavailable, UdpflError
 from udpfl.ledger.file import is_out_of_reach, reading_uri
 from udpfl.ledger.ledger import Ledger
+from udpfl.runs.ledgers import ledger_at
 
 _TRIES = 3
 _FORMER = (

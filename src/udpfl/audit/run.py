@@ -37,7 +37,6 @@ from udpfl.data import DataSet
 from udpfl.data.records import Indices
 from udpfl.engine import Entropy, LaneModel, Loss
 from udpfl.errors import InvalidInput, Unsupported
-from udpfl.federation.folder import RunFolder
 from udpfl.federation.local_training import planned_protection
 from udpfl.federation.names import settings_of
 from udpfl.federation.participants import Participant, planned, selection
@@ -50,6 +49,7 @@ from udpfl.federation.parts import (
     prepared,
 )
 from udpfl.federation.shares import divided, fitted
+from udpfl.runs.folder import RunFolder
 
 log = logging.getLogger(__name__)
 

@@ -27,11 +27,11 @@ from udpfl.engine import (
 )
 from udpfl.engine.randomness import Key
 from udpfl.errors import Unsupported
-from udpfl.federation.folder import RunFolder
 from udpfl.federation.local_training import WEAKEST, Request, Trainer, planned_protection
 from udpfl.federation.participants import Participant
 from udpfl.federation.trusted import TrustedServer
 from udpfl.mechanisms.arrays import Floats
+from udpfl.runs.folder import RunFolder
 
 _AT_MOST = {False: 10, True: 2}
 """Rounds that are replayed; a trusted server answers one trial at a time."""

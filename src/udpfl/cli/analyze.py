@@ -69,9 +69,9 @@ def curve(
 
     udpfl analyze curve runs/first runs/second --at 0.5 --save middle.safetensors
     """
+    from udpfl.algorithms.curves import Search
     from udpfl.algorithms.message import tensors_to_bytes
     from udpfl.analysis.between_runs import connect
-    from udpfl.analysis.curves import Search
     from udpfl.analysis.figures import curve_figure
 
     if (at is None) != (save is None):

@@ -14,8 +14,8 @@ from udpfl.accounting import Accounting
 from udpfl.planning import Plan
 
 if TYPE_CHECKING:
+    from udpfl.algorithms.curves import Ending
     from udpfl.analysis.between_runs import Connection
-    from udpfl.analysis.curves import Ending
     from udpfl.analysis.errors import ErrorRow
     from udpfl.analysis.extra_rounds import NetworkCurve, Study
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from udpfl import __version__
+from udpfl._version import __version__
 from udpfl.cli.analyze import analyze
 from udpfl.cli.audit import audit
 from udpfl.cli.compare import compare

@@ -13,7 +13,7 @@ from udpfl.accounting.budget import Budget
 from udpfl.errors import InvalidInput, Unsupported
 from udpfl.ledger.accounts import Account
 from udpfl.ledger.ledger import Ledger
-from udpfl.ledger.places import ledger_of
+from udpfl.runs.ledgers import ledger_at
 
 
 @dataclass(frozen=True)
@@ -60,23 +60,6 @@ def open_ledger(path: Path, *, read_only: bool = True) -> Ledger:
     return Ledger(ledger_at(path), read_only=read_only)
 
 
-def ledger_at(path: Path) -> Path:
-    """The file of that name, or the ledger of that run's folder; it exists."""
-    file = of_run(path) if path.is_dir() else path
-    if not file.is_file():
-        raise InvalidInput("ledger", f"there is no ledger {str(file)!r}")
-    return file
-
-
-def of_run(folder: Path) -> Path:
-    """The ledger that a run charged: its own, or the shared one it names."""
-    try:
-        identity = json.loads((folder / "run.json").read_text())
-    except (OSError, ValueError):
-        identity = {}
-    return ledger_of(folder, identity)
-
-
 def run_named(ledger: Ledger, name: str) -> str:
     """The id of a run, given by itself or by the run's folder."""
     try:
@@ -91,8 +74,8 @@ def run_named(ledger: Ledger, name: str) -> str:
 
 def contradictions(ledger: Ledger, folder: Path) -> list[str]:
     """What a run folder says of itself and this ledger contradicts."""
-    from udpfl.report.files import RunFiles
     from udpfl.report.ties import untied
+    from udpfl.runs.files import RunFiles
 
     if not (folder / "run.json").is_file():
         raise InvalidInput("against", f"{str(folder)!r} is not a run folder: it has no run.json")

@@ -77,8 +77,8 @@ def run(
     udpfl run --resume runs/mnist5k-fedavg-20260101-120000-ab12
     """
     from udpfl.federation import Interrupted
-    from udpfl.federation import run as train
     from udpfl.federation.names import own_places
+    from udpfl.running import run as train
     from udpfl.trackers import tracker
 
     overrides = overrides_of(set_, data_dir)

@@ -23,7 +23,7 @@ from udpfl.comparison.grid import said, short
 from udpfl.config import Config, PrivacyConfig, load
 from udpfl.config.models import SECTIONS
 from udpfl.errors import InvalidInput
-from udpfl.federation.folder import RunFolder
+from udpfl.runs.folder import RunFolder
 
 _INDEX = "comparison.json"
 _PLACE = ("out", "threads", "device")

@@ -11,8 +11,8 @@ from typing import Any
 from udpfl.config import Config, load
 from udpfl.errors import UdpflError
 from udpfl.federation import Observer
-from udpfl.federation import run as train
 from udpfl.federation.names import refuse_unknown
+from udpfl.running import run as train
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from pydantic import (
 
 from udpfl.accounting import Accountant, Accounting, Norm
 from udpfl.accounting.events import Unit
+from udpfl.accounting.pacing import Pace
 from udpfl.config.section import Count, Fraction, Options, Positive, Section, Several, Text
-from udpfl.harmonizer.pacing import Pace
 
 T = TypeVar("T")
 
@@ -336,9 +336,7 @@ class Config(Section):
         PrivacyConfig,
         BeforeValidator(_from_word, json_schema_input_type=PrivacyConfig | Literal["none"]),
         AfterValidator(_only_off),
-    ] = Field(
-        default=PrivacyConfig(), description='Budgets and noise, or "none" for no privacy.'
-    )
+    ] = Field(default=PrivacyConfig(), description='Budgets and noise, or "none" for no privacy.')
     training: TrainingConfig = Field(
         default=TrainingConfig(), description="The federated training."
     )

@@ -17,7 +17,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, OpenerDirector, Request, build_opener
 
-from udpfl import __version__
+from udpfl._version import __version__
 from udpfl.data.checking import digest_of, findings, presences
 from udpfl.data.formats import Download, File, Format, Source
 from udpfl.data.unpacking import unpack

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from udpfl.accounting.sensitivity import Norm, Sensitivity
 from udpfl.engine.gradients import Gradients
 from udpfl.errors import InvalidInput, Unsupported
+from udpfl.sensitivity import Norm, Sensitivity
 
 LARGEST_BATCH, LONGEST_PASS = 1 << 22, 1 << 9
 """Records of one lane in a step, and in one pass of it, for which `ROUNDING` is proved."""

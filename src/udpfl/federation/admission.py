@@ -27,13 +27,13 @@ from udpfl.errors import (
     UdpflError,
     Unsupported,
 )
-from udpfl.federation.folder import RunFolder
 from udpfl.federation.participants import Participant, Past
 from udpfl.federation.rounds import listed
 from udpfl.federation.terms import require_same_unit, tell_of_deltas
 from udpfl.ledger.divisions import Takeover
 from udpfl.ledger.ledger import Ledger
 from udpfl.ledger.seals import BEGUN_WITH, digests
+from udpfl.runs.folder import RunFolder
 
 log = logging.getLogger(__name__)
 

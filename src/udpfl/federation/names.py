@@ -11,9 +11,9 @@ from typing import Any
 
 from udpfl import algorithms, data, mechanisms, models
 from udpfl.config import Config, load
-from udpfl.federation.folder import RunFolder
 from udpfl.federation.parts import OWN
 from udpfl.plugins import Kind, require_trusted, resolve
+from udpfl.runs.folder import RunFolder
 
 _BUILT_IN: dict[Kind, Mapping[str, Any]] = {
     "data": data.BUILT_IN,

@@ -23,6 +23,7 @@ from udpfl.accounting.accountant import Accountant
 from udpfl.accounting.budget import Budget
 from udpfl.accounting.events import Event
 from udpfl.accounting.filter import Filter
+from udpfl.accounting.pacing import noise_factors
 from udpfl.accounting.serial import event_from_dict, event_to_dict
 from udpfl.algorithms import Algorithm, OwnNoise
 from udpfl.config import Config, PrivacyConfig, per_client
@@ -34,7 +35,6 @@ from udpfl.errors import InvalidInput, Unsupported
 from udpfl.federation.own_noise import own_noise
 from udpfl.federation.shares import client_names, declared_sizes
 from udpfl.harmonizer import Choice, Client, Setting, choose, harmonize
-from udpfl.harmonizer.pacing import noise_factors
 from udpfl.mechanisms import BUILT_IN, Mechanism
 from udpfl.plugins import resolve
 

@@ -25,7 +25,6 @@ from udpfl.engine import LaneModel
 from udpfl.errors import LedgerError, Unsupported
 from udpfl.federation.clients import Answers, Clients, Site
 from udpfl.federation.evaluation import evaluate
-from udpfl.federation.folder import RunFolder
 from udpfl.federation.interrupts import patient_interrupt
 from udpfl.federation.local_training import CLIP, WEAKEST, WITHIN, Request
 from udpfl.federation.observers import Observer
@@ -35,6 +34,7 @@ from udpfl.federation.schedule import learning_rate
 from udpfl.federation.shuffler import Shuffler, by_content
 from udpfl.federation.trusted import TrustedServer
 from udpfl.ledger.ledger import Ledger
+from udpfl.runs.folder import RunFolder
 
 log = logging.getLogger(__name__)
 

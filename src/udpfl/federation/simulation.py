@@ -30,7 +30,6 @@ from udpfl.federation.admission import Holding, admit, plan_within, require_char
 from udpfl.federation.clients import Clients, Site
 from udpfl.federation.combinations import check_combination
 from udpfl.federation.evaluation import final_evaluation
-from udpfl.federation.folder import RunFolder
 from udpfl.federation.local_training import Protection, Trainer
 from udpfl.federation.names import settings_of
 from udpfl.federation.observers import Observer, announce
@@ -64,7 +63,7 @@ from udpfl.ledger.charges import TRUSTED
 from udpfl.ledger.file import require_writable
 from udpfl.ledger.ledger import Ledger
 from udpfl.ledger.seals import ENDED_WITH, digests
-from udpfl.report import write_report
+from udpfl.runs.folder import RunFolder
 
 log = logging.getLogger(__name__)
 
@@ -284,7 +283,6 @@ def run(
                 "budgets": {s.participant.name: _held(ledger, s, decided[0]) for s in sites},
             },
         )
-        _report(folder)
         announce(observers, "on_end", result)
     return result
 
@@ -302,13 +300,6 @@ def _held(ledger: Ledger, site: Site, decided: int) -> tuple[float, float] | Non
     """The budget in the ledger at that decision, which need not be the configured one."""
     budgets = ledger.budgets(site.account, decided)
     return (budgets[-1].epsilon, budgets[-1].delta) if budgets else None
-
-
-def _report(folder: RunFolder) -> None:
-    try:
-        write_report([folder.path], folder.path / "report.html")
-    except Exception as error:  # whatever is wrong with the page, the run itself is safe on disk
-        log.warning("report.html was not written (%s); `udpfl report` tries again", error)
 
 
 def _opened(

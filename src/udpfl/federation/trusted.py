@@ -13,8 +13,8 @@ from udpfl.config import Config
 from udpfl.engine import MechanismNoiser, NormClipper, PrivateStream
 from udpfl.engine.randomness import Key
 from udpfl.errors import InvalidInput, Unsupported
-from udpfl.federation.folder import RunFolder
 from udpfl.federation.participants import Participant
+from udpfl.runs.folder import RunFolder
 
 EVERYONE = "everyone"
 """The name on what a trusted server lets out."""

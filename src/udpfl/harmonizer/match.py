@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 
-from udpfl.accounting.sensitivity import Sensitivity
 from udpfl.accounting.worst_case import worst_case
 from udpfl.errors import InvalidInput
 from udpfl.harmonizer.levels import family_of, least_root
 from udpfl.mechanisms import Gaussian, Mechanism
+from udpfl.sensitivity import Sensitivity
 
 ORDERS = np.arange(1.0, 1025.0)
 """Order 1 is the Kullback-Leibler divergence; then every integer order up to 1024."""

@@ -17,10 +17,10 @@ from udpfl.accounting.events import (
     Unit,
 )
 from udpfl.accounting.filter import Filter
-from udpfl.accounting.sensitivity import Sensitivity
 from udpfl.errors import InvalidInput
 from udpfl.mechanisms import Gaussian, Mechanism
 from udpfl.mechanisms.base import positive
+from udpfl.sensitivity import Sensitivity
 
 
 @dataclass(frozen=True)

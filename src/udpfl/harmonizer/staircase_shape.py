@@ -13,12 +13,12 @@ import math
 
 from scipy.optimize import minimize_scalar
 
-from udpfl.accounting.sensitivity import Sensitivity
 from udpfl.errors import Infeasible
 from udpfl.harmonizer.levels import Family, by_rdp, named_family
 from udpfl.harmonizer.setting import Setting
 from udpfl.mechanisms import Staircase
 from udpfl.mechanisms.staircase import LARGEST_DECAY
+from udpfl.sensitivity import Sensitivity
 
 _BEYOND = 1 + 1e-6
 """How far beyond the clip a step lies. A run moves its sums by less than the clip, rounding

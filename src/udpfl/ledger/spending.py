@@ -17,12 +17,12 @@ from udpfl.accounting.accountant import account, check_choices
 from udpfl.accounting.budget import Budget
 from udpfl.accounting.events import Composed, Event, Repeated, basis, leaves
 from udpfl.accounting.filter import Filter
-from udpfl.accounting.sensitivity import whole
 from udpfl.accounting.serial import event_from_json, event_to_json
 from udpfl.accounting.shuffling import unshuffled
 from udpfl.accounting.statement import PrivacyStatement
 from udpfl.errors import Unsupported
 from udpfl.ledger.decisions import Decision
+from udpfl.sensitivity import whole
 
 NO_CLAIM = "null"
 """The text of an answer that was released without any privacy: it costs more than any budget."""

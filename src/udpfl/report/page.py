@@ -13,7 +13,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from udpfl import __version__
+from udpfl._version import __version__
 from udpfl.accounting.statement import shown
 from udpfl.report import sections
 from udpfl.report.charts import Chart, run_charts

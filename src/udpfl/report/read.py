@@ -13,11 +13,11 @@ from udpfl.accounting.events import Unit
 from udpfl.accounting.statement import Kind, PrivacyStatement, largest, shown
 from udpfl.config import Config, load
 from udpfl.errors import InvalidInput, UdpflError
-from udpfl.ledger.places import ledger_of
-from udpfl.report.files import Row, RunFiles
 from udpfl.report.protection import Clipped, clip_of, in_sentences, noise_of, what_is_clipped
 from udpfl.report.so_far import spent_so_far
 from udpfl.report.verification import Verification, check_run
+from udpfl.runs.files import Row, RunFiles
+from udpfl.runs.ledgers import ledger_of
 
 Tone = Literal["guarantee", "nominal", "none", "unverified"]
 _LATER = "the ledger was charged"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from udpfl.ledger.ledger import Ledger
 from udpfl.ledger.seals import BEGUN_WITH, ENDED_WITH, Digests, Ending, Sealed, digests
 from udpfl.report.differences import Difference
-from udpfl.report.files import RunFiles, head_in
+from udpfl.runs.files import RunFiles, head_in
 
 _NOT_SEALED = (
     "an earlier version of udpfl wrote this folder and sealed none of its files: whether they were "

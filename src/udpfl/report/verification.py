@@ -13,17 +13,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from udpfl import __version__
+from udpfl._version import __version__
 from udpfl.accounting.statement import PrivacyStatement, largest
 from udpfl.errors import UdpflError
 from udpfl.ledger.accounts import Account
 from udpfl.ledger.chain import Head
 from udpfl.ledger.ledger import Ledger
-from udpfl.ledger.places import ledger_of
 from udpfl.ledger.seals import Ending
 from udpfl.report.differences import Difference, differences
-from udpfl.report.files import Row, RunFiles
 from udpfl.report.ties import untied
+from udpfl.runs.files import Row, RunFiles
+from udpfl.runs.ledgers import ledger_of
 
 State = Literal["verified", "not verified", "contradicted"]
 Pair = tuple[float, float]

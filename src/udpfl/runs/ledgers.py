@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from udpfl.errors import InvalidInput
 
 
 def ledger_of(folder: Path, identity: Mapping[str, Any]) -> Path:
@@ -20,3 +23,20 @@ def ledger_of(folder: Path, identity: Mapping[str, Any]) -> Path:
     if not Path(shared).is_file() and nearby and (folder / str(nearby)).is_file():
         return folder / str(nearby)
     return Path(shared)
+
+
+def ledger_at(path: Path) -> Path:
+    """The file of that name, or the ledger of that run's folder; it exists."""
+    file = of_run(path) if path.is_dir() else path
+    if not file.is_file():
+        raise InvalidInput("ledger", f"there is no ledger {str(file)!r}")
+    return file
+
+
+def of_run(folder: Path) -> Path:
+    """The ledger that a run charged: its own, or the shared one it names."""
+    try:
+        identity = json.loads((folder / "run.json").read_text())
+    except (OSError, ValueError):
+        identity = {}
+    return ledger_of(folder, identity)
