@@ -27,7 +27,7 @@ import numpy as np
 import pytest
 
 import udpfl
-from udpfl import Budget, Composed, PoissonSampled, Repeated, account, federation
+from udpfl import Budget, Composed, PoissonSampled, Repeated, account, running
 from udpfl.accounting.serial import event_from_dict
 from udpfl.algorithms.message import ClientMessage, tensors_from_bytes
 from udpfl.cli import main
@@ -59,7 +59,7 @@ NOBODY = 65534
 
 forked = multiprocessing.get_context("forkserver")
 forked.set_forkserver_preload(
-    ["udpfl.cli", "udpfl.federation", "dp_accounting.pld", "torch._dynamo", "pytest"]
+    ["udpfl.cli", "udpfl.running", "dp_accounting.pld", "torch._dynamo", "pytest"]
 )
 
 
@@ -137,8 +137,8 @@ def child(here, out, arguments, traps):
     os.chdir(here)
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(f"{out}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-    witness, train = Witness("truth"), federation.run
-    federation.run = lambda *args, observers=(), **kwargs: train(
+    witness, train = Witness("truth"), running.run
+    running.run = lambda *args, observers=(), **kwargs: train(
         *args, observers=[*observers, witness], **kwargs
     )
     for caught in traps:

@@ -37,7 +37,7 @@ PUBLIC = {"mode-connectivity": 0.2}
 
 @pytest.fixture
 def no_report(monkeypatch):
-    monkeypatch.setattr("udpfl.federation.simulation.write_report", lambda *_: None)
+    monkeypatch.setattr("udpfl.running.write_report", lambda *_: None)
 
 
 class Quadratic:

@@ -23,6 +23,7 @@ from scipy.special import ndtr
 import udpfl
 from tests.chromium import Chromium, executable
 from tests.test_verified import sealing_nothing
+from udpfl import running
 from udpfl.accounting import PureDP, Repeated, account
 from udpfl.accounting.budget import Budget
 from udpfl.accounting.statement import shown
@@ -31,7 +32,6 @@ from udpfl.cli.run import Live, show
 from udpfl.data import DataSet
 from udpfl.data.records import Records
 from udpfl.errors import InvalidInput
-from udpfl.federation import simulation
 from udpfl.federation.participants import Participant
 from udpfl.ledger.ledger import Ledger
 from udpfl.report import read_run, run_page, write_report
@@ -514,7 +514,7 @@ def test_a_report_that_fails_does_not_lose_the_run(tmp_path, monkeypatch, caplog
     def broken(*_: object) -> None:
         raise RuntimeError("no ink")
 
-    monkeypatch.setattr(simulation, "write_report", broken)
+    monkeypatch.setattr(running, "write_report", broken)
     run = train(tmp_path / "r", classification(), rounds=1)
     assert "no ink" in caplog.text
     assert (run.folder / "summary.json").is_file()

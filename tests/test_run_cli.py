@@ -16,7 +16,7 @@ import torch
 from safetensors import safe_open
 
 import udpfl
-from udpfl import federation
+from udpfl import running
 from udpfl.cli import main
 from udpfl.config import Config, load
 from udpfl.errors import InvalidInput
@@ -348,9 +348,9 @@ class Miser(Observer):
 
 
 def test_a_run_that_ends_before_its_last_round_has_exit_code_1(capsys, config, monkeypatch):
-    train = federation.run
+    train = running.run
     monkeypatch.setattr(
-        federation,
+        running,
         "run",
         lambda *given, **named: train(*given, **{**named, "observers": [Miser()]}),
     )
