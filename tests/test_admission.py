@@ -18,6 +18,7 @@ from udpfl import Budget, Composed, PureDP, Repeated
 from udpfl.accounting.filter import Filter
 from udpfl.accounting.serial import event_from_dict
 from udpfl.cli import main
+from udpfl.config import load
 from udpfl.errors import BudgetExceeded, InvalidInput, LedgerError
 from udpfl.ledger.ledger import Ledger
 from udpfl.ledger.seals import Sealed
@@ -97,7 +98,7 @@ def releases(udpfl_):
 
 REFUSED = (
     r"udpfl: error: north, south: the budget in site\.sqlite does not hold this run; nothing was "
-    r"trained\. north has ε = 4 at δ = 1e-05 in all: "
+    r"trained\. north has ε = 4 at δ = 1e-05, of which ε = [34][.0-9]* is spent; .*udpfl budget set"
 )
 
 
@@ -663,6 +664,43 @@ def test_nothing_is_offered_that_would_not_fit(tmp_path):
         run(tmp_path, "second", privacy={"epsilon": [1.5, 1.8, 2.0]})
     assert "of 3 rounds" not in str(refused.value)
     assert "3 rounds at noise" in str(refused.value)
+
+
+def test_a_refusal_says_what_was_spent_and_why_another_seed_does_not_help(tmp_path):
+    first = run(tmp_path, "first")
+    with pytest.raises(BudgetExceeded) as refused:
+        run(tmp_path, "second")
+    assert f"of which ε = {first.privacy.epsilon:.4g} is spent; " in str(refused.value)
+    assert "records may have moved" not in str(refused.value)
+    assert "reserved" not in str(refused.value)
+    assert "`udpfl budget set` raises a budget" in str(refused.value)
+    with pytest.raises(BudgetExceeded, match="so every client goes on with the largest spending"):
+        run(tmp_path, "second", seed=1)
+
+
+def test_a_refusal_names_runs_that_hold_reservations(tmp_path):
+    class Killed(Exception):
+        pass
+
+    class Kill(udpfl.Observer):
+        def on_round(self, row):
+            raise Killed
+
+    with pytest.raises(Killed):
+        run(tmp_path, "first", observers=[Kill()])
+    with pytest.raises(BudgetExceeded) as refused:
+        run(tmp_path, "second")
+    assert "is spent or reserved; " in str(refused.value)
+    assert "first may still spend what it reserved: go on with it (--resume)" in str(refused.value)
+
+
+def test_a_test_split_of_the_same_records_is_an_assumption_of_shared_ledgers(tmp_path):
+    settings = {"training": {"rounds": 1}, "privacy": {"epsilon": 1.0}}
+    own = udpfl.run(settings, out=str(tmp_path / "own"))
+    assert "test split" not in str(own.privacy)
+    shared = load(settings, {"privacy": {"ledger": str(tmp_path / "site.sqlite")}})
+    shared = udpfl.run(shared, out=str(tmp_path / "shared"))
+    assert "assumes that the records of the test split are public" in str(shared.privacy)
 
 
 def test_an_own_ledger_takes_no_second_plan(tmp_path, monkeypatch):

@@ -230,7 +230,7 @@ def test_a_real_budget_in_a_shared_ledger_still_refuses(federate, tmp_path):
             ledger.set_budget(account.id, Budget(ledger.statement(account.id, 1e-3).epsilon, 1e-3))
         before = ledger.head()
     answers = {  # no setting changes the noise of this method, so none is offered
-        "refuse": "does not hold this run; nothing was trained.* in all: nothing of it would fit",
+        "refuse": "does not hold this run; nothing was trained.* is spent; nothing of it would fit",
         "skip": "no client has enough left",
         "fit": "does not hold this run, whose noise is not planned for a guarantee",
     }

@@ -332,7 +332,8 @@ def verify(
         typer.echo(problem)
     if problems:
         raise typer.Exit(1)
-    held = f"; holds what {len(against)} runs ended with" if against else ""
+    ended = "1 run" if len(against or ()) == 1 else f"{len(against or ())} runs"
+    held = f"; holds what {ended} ended with" if against else ""
     typer.echo(f"sound: {charges:,} charges of {clients:,} clients{held}")
 
 

@@ -172,5 +172,5 @@ def free(
     with open_ledger(ledger, read_only=False) as opened:
         freed = opened.give_back(run_named(opened, run), reason=reason, author=by)
     if not freed:
-        raise InvalidInput("run", f"{run!r} has reserved nothing in this ledger")
+        raise InvalidInput("run", f"{run!r} holds no reservation in this ledger")
     typer.echo(f"{run}: what it had reserved is free again for {freed} clients")

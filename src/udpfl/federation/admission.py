@@ -15,9 +15,10 @@ from pathlib import Path
 
 from udpfl.accounting.accountant import account
 from udpfl.accounting.budget import rounds_left, would_exceed
-from udpfl.accounting.events import Event, Repeated
+from udpfl.accounting.events import Composed, Event, Repeated
 from udpfl.accounting.filter import Filter
 from udpfl.accounting.serial import event_to_json
+from udpfl.accounting.statement import shown
 from udpfl.config import Config, PrivacyConfig, per_client
 from udpfl.errors import (
     BudgetExceeded,
@@ -36,6 +37,9 @@ from udpfl.ledger.seals import BEGUN_WITH, digests
 from udpfl.runs.folder import RunFolder
 
 log = logging.getLogger(__name__)
+
+_MOST_NOISE = 10
+"""So many times the planned noise is not worth an offer."""
 
 Schedule = Sequence[Sequence[int]]
 Plan = Callable[[Schedule, Mapping[str, Past]], list[Participant]]
@@ -88,7 +92,8 @@ def plan_within(settings: Config, holding: Holding, schedule: Schedule, plan: Pl
     if privacy.ledger is None:
         return plan(schedule, {})
     _require_apart(holding)
-    pasts, moved = _read_pasts(privacy, Path(privacy.ledger), holding)
+    known = _read_pasts(privacy, Path(privacy.ledger), holding)
+    pasts = known.pasts
     require_same_unit(privacy, pasts)
     tell_of_deltas(privacy, pasts)
     unspent = {name: replace(past, held=None) for name, past in pasts.items()}
@@ -100,20 +105,30 @@ def plan_within(settings: Config, holding: Holding, schedule: Schedule, plan: Pl
         }
     short = {own.name for own in people if not _fits(own, pasts[own.name])}
     if short and privacy.exhausted == "refuse":
-        raise BudgetExceeded(_refusal(settings, people, pasts, short, schedule, plan))
+        raise BudgetExceeded(
+            _refusal(privacy, people, replace(known, pasts=pasts), short, schedule, plan)
+        )
     if short and privacy.exhausted == "fit":
         people = _with_more_noise(people, pasts, unspent, short, schedule, plan)
     elif short:
         people = _without(people, unspent, short, schedule, plan)
-    if moved:
+    if known.have_moved:
         _require_alike(people)
     return people
 
 
-def _read_pasts(
-    privacy: PrivacyConfig, path: Path, holding: Holding
-) -> tuple[dict[str, Past], bool]:
-    """What the ledger knows of every client, and whether records may have moved among them."""
+@dataclass(frozen=True)
+class _Known:
+    """What a ledger knows of the clients of a run."""
+
+    pasts: Mapping[str, Past]
+    have_moved: bool = False
+    """Whether records may have moved among them, so that all take over the largest spending."""
+    unfinished: Sequence[str] = ()
+    """Folders of runs that hold reservations which they have not used up."""
+
+
+def _read_pasts(privacy: PrivacyConfig, path: Path, holding: Holding) -> _Known:
     clients = len(holding.names)
     epsilons, deltas = per_client(privacy.epsilon, clients), per_client(privacy.delta, clients)
     pasts = {
@@ -123,7 +138,8 @@ def _read_pasts(
     if not path.is_file():
         if holding.block:
             raise InvalidInput("data.block", f"there is no ledger {str(path)!r} that knows blocks")
-        return pasts, False
+        return _Known(pasts)
+    unfinished: dict[str, None] = {}
     with Ledger(path, read_only=True) as ledger:
         if problems := ledger.verify():
             raise LedgerError(f"the ledger is not sound, nothing is charged to it: {problems[0]}")
@@ -132,16 +148,22 @@ def _read_pasts(
             if (known := ledger.account_of(name, holding.block)) is not None:
                 rule = ledger.filter(known)
                 if rule is None:
-                    raise LedgerError(f"{path} is the ledger of one run and not for others")
+                    raise LedgerError(
+                        f"{path} is the ledger of one run and not for others: let privacy.ledger "
+                        "name a file that does not exist yet, or a ledger that runs share"
+                    )
+                unfinished |= dict.fromkeys(ledger.unfinished(known))
                 budget, held = ledger.budget(known), ledger.held(known)
                 if budget is not None or held is not None:  # else its orders are not fixed yet
                     pasts[name] = Past(rule, budget, held)
-        taken = holding.taken_over(ledger)
+        taken, folders = holding.taken_over(ledger), ledger.folders()
+    runs = [folders.get(run, run) for run in unfinished]
     if taken is None:
-        return pasts, False
+        return _Known(pasts, unfinished=runs)
     rule = taken.rule
     assert rule is not None, "the accounts of a shared ledger have a filter"
-    return {name: replace(past, rule=rule, held=taken.event) for name, past in pasts.items()}, True
+    moved = {name: replace(past, rule=rule, held=taken.event) for name, past in pasts.items()}
+    return _Known(moved, have_moved=True, unfinished=runs)
 
 
 def _require_apart(holding: Holding) -> None:
@@ -213,7 +235,10 @@ def _without(
     plan: Plan,
 ) -> list[Participant]:
     if short == {own.name for own in people if own.rounds}:
-        raise BudgetExceeded(f"no client has enough left for this run: {listed(sorted(short))}")
+        raise BudgetExceeded(
+            f"no client has enough left for this run: {listed(sorted(short))}; `udpfl budget show` "
+            "says what was spent, `udpfl budget set` raises a budget"
+        )
     log.warning("without %s: the budget does not hold this run", listed(sorted(short)))
     numbers = {number for number, own in enumerate(people) if own.name in short}
     rest = [tuple(client for client in chosen if client not in numbers) for chosen in schedule]
@@ -221,17 +246,18 @@ def _without(
 
 
 def _refusal(
-    settings: Config,
+    privacy: PrivacyConfig,
     people: Sequence[Participant],
-    pasts: Mapping[str, Past],
+    known: _Known,
     short: set[str],
     schedule: Schedule,
     plan: Plan,
 ) -> str:
-    """Who cannot pay for the run, and what all of them could pay for."""
-    privacy = settings.privacy
+    """Who cannot pay for the run, why, and what all of them could pay for."""
+    pasts = known.pasts
     own = next(person for person in people if person.name in short)
-    budget = pasts[own.name].budget
+    past = pasts[own.name]
+    budget = past.budget
     assert budget is not None
     offers = []
     if privacy.accounting == "vector":
@@ -239,13 +265,26 @@ def _refusal(
             *_fewer_rounds([person for person in people if person.name in short], pasts),
             *_more_noise(own, pasts, short, schedule, plan),
         ]
-    fits = f"{' or '.join(offers)} would fit" if offers else "nothing of it would fit"
-    return (
-        f"{listed(sorted(short))}: the budget in {privacy.ledger} does not hold this run; "
-        f"nothing was trained. {own.name} has ε = {budget.epsilon:g} at δ = "
-        f'{budget.delta:g} in all: {fits} (privacy.exhausted = "fit" adds noise, "skip" '
-        "leaves such clients out)"
-    )
+    spent = account(Composed(past.history), budget.delta, past.rule).epsilon if past.held else 0.0
+    said = [
+        f"{listed(sorted(short))}: the budget in {privacy.ledger} does not hold this run; nothing "
+        f"was trained. {own.name} has ε = {budget.epsilon:g} at δ = {budget.delta:g}, of which "
+        f"ε = {shown(spent)} is spent{' or reserved' if known.unfinished else ''}",
+        f"{' or '.join(offers)} would fit" if offers else "nothing of it would fit",
+        "`udpfl budget set` raises a budget, with a reason on record",
+    ]
+    if known.have_moved:
+        said.insert(
+            1,
+            "records may have moved between clients (another seed or partition), so every client "
+            "goes on with the largest spending among them",
+        )
+    if known.unfinished:
+        said.append(
+            f"{listed(known.unfinished)} may still spend what it reserved: go on with it (--resume)"
+            ", or give it back (`udpfl budget free`)"
+        )
+    return "; ".join(said)
 
 
 def _fewer_rounds(short: Sequence[Participant], pasts: Mapping[str, Past]) -> list[str]:
@@ -286,7 +325,14 @@ def _more_noise(
     # A method that brings its own noise along does not fit whatever is planned.
     if not all(_fits(person, pasts[person.name]) for person in fitted if person.name in short):
         return []
-    return [f"{own.rounds} rounds at noise {noisier.release.mechanism.noise_std:.3g}"]
+    assert own.release is not None
+    wanted, needed = own.release.mechanism.noise_std, noisier.release.mechanism.noise_std
+    if needed > _MOST_NOISE * wanted:  # nothing would be learned
+        return []
+    return [
+        f"{own.rounds} rounds at noise {needed:.3g} in place of {wanted:.3g} "
+        '(privacy.exhausted = "fit")'
+    ]
 
 
 def require_charges(

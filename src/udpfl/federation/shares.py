@@ -139,6 +139,13 @@ def assumptions(
     found = []
     if method.needs_public:
         found.append(f"the {len(public)} public records (data.public) are not protected")
+    is_tested_on_clients = data.test.positions is not None and config.privacy.ledger is not None
+    if is_tested_on_clients:
+        found.append(
+            "assumes that the records of the test split are public: scores on them are published "
+            "without noise, and after another seed or split they are records that clients trained "
+            "on in other runs of this ledger"
+        )
     if config.data.name in ("mnist", "mnist5k"):
         return tuple(found)
     if config.data.declared_sizes in ("auto", "partition"):
@@ -147,6 +154,6 @@ def assumptions(
     stated = loaded or isinstance(given, DataSet) or "labels" in config.data.options
     if data.classes is not None and not stated:
         found.append("assumes that the set of labels is public")
-    if given is not None or config.data.name == "table":
+    if (given is not None or config.data.name == "table") and not is_tested_on_clients:
         found.append("assumes that the records of the test split are public")
     return tuple(found)

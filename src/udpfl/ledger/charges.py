@@ -151,9 +151,13 @@ def chain_problems(file: LedgerFile) -> Iterator[str]:
 
 
 def event_problems(file: LedgerFile) -> Iterator[str]:
-    """Charges whose release cannot be read."""
+    """Charges whose release cannot be read, one line for each reason."""
+    unread: dict[str, list[int]] = {}
     for entry in entries(file):
         try:
             _ = entry.event
         except UdpflError as error:
-            yield f"charge {entry.id} cannot be read: {error}"
+            unread.setdefault(str(error), []).append(entry.id)
+    for why, numbers in unread.items():
+        more = f" and {len(numbers) - 1} more" if len(numbers) > 1 else ""
+        yield f"charge {numbers[0]}{more} cannot be read: {why}"

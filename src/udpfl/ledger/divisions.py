@@ -91,7 +91,10 @@ class Divisions:
         if not spent:
             return None
         if absent := [own.name for own in spent if own.client not in clients]:
-            raise LedgerError(f"{_MOVED}, and {absent[0]}, which may have held them, is not here")
+            raise LedgerError(
+                f"{_MOVED}, and {absent[0]}, which may have held them, is not here: train with all "
+                "the clients that have trained on this data set before"
+            )
         rules = {self._accounts.filter(own.id) for own in spent}
         if len(rules) > 1:
             raise LedgerError(f"{_MOVED}, and their accounts add up releases in different ways")

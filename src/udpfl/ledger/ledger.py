@@ -329,6 +329,10 @@ class Ledger:
         self._owner(account)
         return as_event(self._balances.held(account))
 
+    def unfinished(self, account: int) -> list[str]:
+        """Runs that have reserved more than they have spent."""
+        return self._balances.unfinished(account)
+
     def statement(
         self,
         account: int,
