@@ -26,13 +26,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Literal, get_args
 
 ROOT = Path(__file__).parents[2]
 FAULTS = "tests/mutants/faults.toml"
-_NOT_COPIED = (".*", "__pycache__", "*.egg-info", "build", "out", "runs", "site")
+_NOT_COPIED = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info")
+_NOT_COPIED_FROM_THE_ROOT = {"build", "out", "runs", "site"}
 _PYTEST = (sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=line")
 
 Outcome = Literal["killed", "survived", "timed out", "does not apply", "does not run"]
@@ -113,9 +115,15 @@ def copies(root: Path, count: int) -> Iterator[SimpleQueue[Path]]:
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         for number in range(count):
             copy = Path(folder) / str(number)
-            shutil.copytree(root, copy, ignore=shutil.ignore_patterns(*_NOT_COPIED))
+            shutil.copytree(root, copy, ignore=partial(_ignored, root))
             free.put(copy)
         yield free
+
+
+def _ignored(root: Path, folder: str, names: list[str]) -> set[str]:
+    """What no test needs."""
+    beside = _NOT_COPIED_FROM_THE_ROOT if Path(folder) == root else set()
+    return _NOT_COPIED(folder, names) | beside.intersection(names)
 
 
 def failing_without_a_fault(
