@@ -21,7 +21,7 @@ from udpfl.config import Config, load
 from udpfl.engine import MechanismNoiser, Unclipped, noise
 from udpfl.errors import InvalidInput, Unsupported
 from udpfl.federation.local_training import _Training
-from udpfl.federation.trusted import TrustedServer
+from udpfl.federation.stages.trusted_server import TrustedServer
 from udpfl.mechanisms.arrays import to_unit
 
 SMALL = """
@@ -376,7 +376,7 @@ def with_noise(monkeypatch, where, factor):
 @pytest.mark.parametrize(
     ("training", "where"),
     [
-        (TRUSTED, "udpfl.federation.trusted.MechanismNoiser"),
+        (TRUSTED, "udpfl.federation.stages.trusted_server.MechanismNoiser"),
         ("rounds = 3", "udpfl.federation.local_training.MechanismNoiser"),
     ],
 )
@@ -389,7 +389,9 @@ def test_a_client_that_gets_too_little_noise_is_found(tmp_path, monkeypatch, tra
 
 def test_a_trusted_server_that_does_not_clip_is_found(tmp_path, monkeypatch):
     """The other client's update is three times the clip, and nobody sees to that."""
-    monkeypatch.setattr("udpfl.federation.trusted.NormClipper", lambda norm, bounds: Unclipped())
+    monkeypatch.setattr(
+        "udpfl.federation.stages.trusted_server.NormClipper", lambda norm, bounds: Unclipped()
+    )
     found = audited(tmp_path, TRUSTED)
     assert any(verdict.refuted for verdict in found)
 

@@ -26,7 +26,7 @@ from udpfl.errors import BudgetExceeded, InvalidInput, LedgerError, Unsupported
 from udpfl.federation import local_training
 from udpfl.federation.local_training import Request, Trainer
 from udpfl.federation.participants import Participant
-from udpfl.federation.trusted import TrustedServer
+from udpfl.federation.stages.trusted_server import TrustedServer
 from udpfl.ledger.ledger import Ledger
 from udpfl.runs.folder import RunFolder
 
@@ -208,11 +208,11 @@ def test_the_mean_is_the_sum_over_a_public_number(tmp_path):
         ClientMessage(str(i), 1, {"update": torch.full((3,), 0.1 * i)}, (), {"declared_size": 10})
         for i in range(3)  # one of four was refused: the denominator stays
     ]
-    (merged,) = server.merged(1, messages)
+    (merged,) = server.receive(1, {}, messages)
     assert merged.tensors["update"].tolist() == pytest.approx([0.15] * 3)
     for message in messages:  # nor does it follow how many have sent something
         message.tensors["update"] += 0.1
-    (merged,) = server.merged(2, messages)
+    (merged,) = server.receive(2, {}, messages)
     assert merged.tensors["update"].tolist() == pytest.approx([0.3] * 3)
 
 
@@ -247,7 +247,9 @@ def test_after_a_crash_the_same_noise_is_used_again(tmp_path):
     people = [Participant("a", 10, 1.0, 5, 1, release)]
     message = ClientMessage("a", 1, {"update": torch.zeros(50)}, (), {"declared_size": 10})
     fresh = [
-        TrustedServer.of(folder, "k", udpfl.engine.Entropy(), people).merged(round_, [message])[0]
+        TrustedServer.of(folder, "k", udpfl.engine.Entropy(), people).receive(
+            round_, {}, [message]
+        )[0]
         for round_ in (1, 1, 2)
     ]
     first, again, other = (m.tensors["update"] for m in fresh)
@@ -419,7 +421,7 @@ def test_updates_are_within_the_bound_when_they_are_summed(tmp_path):
     release = Release(udpfl.Gaussian(1e-12), udpfl.Sensitivity(1.0, "l2", 3), "client")
     server = TrustedServer.of(folder, "k", Keyed(0), [Participant("a", 9, 1.0, 5, 1, release)])
     long = ClientMessage("a", 1, {"update": torch.tensor([3.0, 4.0, 0.0])}, (), {})
-    (merged,) = server.merged(1, [long])
+    (merged,) = server.receive(1, {}, [long])
     assert merged.tensors["update"].tolist() == pytest.approx([0.6, 0.8, 0.0], rel=1e-3)
 
 
@@ -429,7 +431,7 @@ def test_an_empty_file_is_not_taken_for_no_file(tmp_path):
     server = TrustedServer.of(folder, "k", Keyed(0), [Participant("a", 9, 1.0, 5, 1, release)])
     folder.write_aggregate(1, b"")
     with pytest.raises(InvalidInput):
-        server.merged(1, [ClientMessage("a", 1, {"update": torch.zeros(3)}, (), {})])
+        server.receive(1, {}, [ClientMessage("a", 1, {"update": torch.zeros(3)}, (), {})])
 
 
 def test_a_run_without_a_readable_checkpoint_is_not_begun_anew(federate):

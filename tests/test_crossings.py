@@ -34,7 +34,7 @@ from udpfl.federation.combinations import check_combination
 from udpfl.federation.local_training import CLIP, WEAKEST, Request, Trainer
 from udpfl.federation.participants import participants, selection
 from udpfl.federation.parts import algorithm_of
-from udpfl.federation.trusted import TrustedServer
+from udpfl.federation.stages.trusted_server import TrustedServer
 from udpfl.mechanisms import Gaussian, Laplace, Staircase
 from udpfl.runs.folder import RunFolder
 

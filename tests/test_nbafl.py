@@ -30,8 +30,8 @@ from udpfl.audit import Releases, audit_releases
 from udpfl.engine import BallClipper, Entropy, Keyed, MechanismNoiser, NormClipper
 from udpfl.errors import BudgetExceeded, InvalidInput, Unsupported
 from udpfl.federation.local_training import planned_protection
-from udpfl.federation.own_noise import Downlink
 from udpfl.federation.participants import Participant
+from udpfl.federation.stages.downlink_noise import DownlinkNoise
 from udpfl.ledger.ledger import Ledger
 from udpfl.runs.folder import RunFolder
 
@@ -275,13 +275,13 @@ def test_without_noise_down_the_model_is_the_weighted_mean(federate):
 def test_noise_down_is_fresh_in_every_round_and_after_a_crash():
     noise = method(5, 2, exposures=1).own_noise(Target(1.0, 0.01, 1.0, 10))
     server = {"model": torch.zeros(50), "velocity": torch.ones(50)}
-    down = Downlink.of(noise, "k", Entropy())
-    assert not torch.equal(down.noised(1, server)["model"], down.noised(1, server)["model"])
-    seeded = Downlink.of(noise, "k", Keyed(0))
-    assert torch.equal(seeded.noised(1, server)["model"], seeded.noised(1, server)["model"])
-    assert not torch.equal(seeded.noised(1, server)["model"], seeded.noised(2, server)["model"])
-    assert torch.equal(down.noised(1, server)["velocity"], server["velocity"])
-    assert Downlink.of(None, "k", Entropy()) is None
+    down = DownlinkNoise.of(noise, "k", Entropy())
+    assert not torch.equal(down.publish(1, server)["model"], down.publish(1, server)["model"])
+    seeded = DownlinkNoise.of(noise, "k", Keyed(0))
+    assert torch.equal(seeded.publish(1, server)["model"], seeded.publish(1, server)["model"])
+    assert not torch.equal(seeded.publish(1, server)["model"], seeded.publish(2, server)["model"])
+    assert torch.equal(down.publish(1, server)["velocity"], server["velocity"])
+    assert DownlinkNoise.of(None, "k", Entropy()) is None
 
 
 def test_a_resumed_run_has_the_same_noise_down(federate):

@@ -40,7 +40,7 @@ from udpfl.data import as_dataset
 from udpfl.engine import Keyed
 from udpfl.errors import InvalidInput
 from udpfl.federation.parts import loss_of
-from udpfl.federation.shuffler import Shuffler, by_content
+from udpfl.federation.stages.shuffler import Shuffler, by_content
 from udpfl.ledger.ledger import Ledger
 from udpfl.mechanisms import Gaussian
 
@@ -153,7 +153,7 @@ def test_neither_the_method_nor_an_observer_ever_sees_a_name(federate):
 
 def test_a_message_keeps_its_tensors_and_weight_and_nothing_else():
     given = messages(4)
-    mixed = Shuffler("run").mixed(1, given)
+    mixed = Shuffler("run").receive(1, {}, given)
     assert sorted(map(content, mixed)) == sorted(map(content, given))
     for message in mixed:
         assert message == ClientMessage("", 1, message.tensors, (), {"declared_size": 10})
@@ -165,7 +165,7 @@ def test_every_order_is_equally_likely_whatever_the_order_of_clients(turned):
     if turned:
         given = given[::-1]
     orders = Counter(
-        tuple(int(m.tensors["extra"]) for m in shuffler.mixed(round_, given))
+        tuple(int(m.tensors["extra"]) for m in shuffler.receive(round_, {}, given))
         for round_ in range(3000)
     )
     assert stats.chisquare([orders[order] for order in SIX]).pvalue > 1e-6
@@ -179,7 +179,7 @@ def test_nobody_can_compute_the_order():
             random.seed(7)
             np.random.seed(7)
             torch.manual_seed(7)
-            mixed = Shuffler("run").mixed(1, given)
+            mixed = Shuffler("run").receive(1, {}, given)
             orders.append(tuple(int(m.tensors["extra"]) for m in mixed))
     random.setstate(states[0])
     np.random.set_state(states[1])
@@ -209,7 +209,7 @@ def test_a_seeded_shuffle_repeats_and_differs_by_round_and_seed():
     def orders(seed):
         shuffler = Shuffler("seed-0", Keyed(seed))
         return [
-            tuple(int(m.tensors["extra"]) for m in shuffler.mixed(round_, messages(3)))
+            tuple(int(m.tensors["extra"]) for m in shuffler.receive(round_, {}, messages(3)))
             for round_ in range(1200)
         ]
 
@@ -350,7 +350,7 @@ def test_a_lonely_message_is_pointed_out(caplog):
     shuffler = Shuffler("run")
     with caplog.at_level(logging.WARNING):
         for round_ in (3, 4):
-            shuffler.mixed(round_, messages(1))
+            shuffler.receive(round_, {}, messages(1))
     assert [record.getMessage() for record in caplog.records] == [
         "round 3 has a single message: no shuffler can hide its sender"
     ]

@@ -31,7 +31,7 @@ from udpfl.engine import Loss
 from udpfl.federation.observers import Observer
 from udpfl.federation.parts import prepared
 from udpfl.federation.simulation import run
-from udpfl.federation.trusted import EVERYONE
+from udpfl.federation.stages.trusted_server import EVERYONE
 from udpfl.mechanisms.arrays import Floats
 
 SHARES = (1.0, 0.5, 0.1)

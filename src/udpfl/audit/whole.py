@@ -29,7 +29,7 @@ from udpfl.engine.randomness import Key
 from udpfl.errors import Unsupported
 from udpfl.federation.local_training import WEAKEST, Request, Trainer, planned_protection
 from udpfl.federation.participants import Participant
-from udpfl.federation.trusted import TrustedServer
+from udpfl.federation.stages.trusted_server import TrustedServer
 from udpfl.mechanisms.arrays import Floats
 from udpfl.runs.folder import RunFolder
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from udpfl.algorithms import Algorithm
 from udpfl.config import Config
 from udpfl.errors import InvalidInput
-from udpfl.federation.shuffler import check_shuffle
-from udpfl.federation.trusted import check_trust
+from udpfl.federation.stages.shuffler import check_shuffle
+from udpfl.federation.stages.trusted_server import check_trust
 
 
 def check_combination(config: Config, algorithm: Algorithm) -> None:

@@ -1,4 +1,4 @@
-"""Methods that bring noise of their own: what they may be asked for, and the noise on the way down.
+"""Methods that bring noise of their own, and what they may be asked for.
 
 Their noise is not calibrated here, so no budget is promised for it. It is charged like any other.
 """
@@ -6,12 +6,9 @@ Their noise is not calibrated here, so no budget is promised for it. It is charg
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from udpfl.algorithms import Algorithm, OwnNoise, Target, Tensors
+from udpfl.algorithms import Algorithm, OwnNoise, Target
 from udpfl.config import Config, PrivacyConfig
-from udpfl.engine import MechanismNoiser, PrivateStream
-from udpfl.engine.randomness import Key
 from udpfl.errors import InvalidInput
 
 
@@ -46,30 +43,3 @@ def _check(privacy: PrivacyConfig, name: str) -> None:
     for key, wanted in wants.items():
         if (given := getattr(privacy, key)) != wanted:
             raise InvalidInput(f"privacy.{key}", f'{name} needs "{wanted}", got {given!r}')
-
-
-@dataclass(frozen=True)
-class Downlink:
-    """Noise on the global model, before clients receive it.
-
-    It is added to a function of what clients have released, so it costs nothing. For the same
-    reason nothing is kept for a crash, as a trusted server has to: fresh noise on the same uploads
-    tells nothing that the uploads did not, and whoever the guarantee is about has seen those.
-    """
-
-    key: str
-    stream: PrivateStream
-    noiser: MechanismNoiser
-
-    @classmethod
-    def of(cls, noise: OwnNoise | None, key: str, stream: PrivateStream) -> Downlink | None:
-        """For a method's own noise, where it has any on the way down."""
-        if noise is None or noise.down is None:
-            return None
-        return cls(key, stream, MechanismNoiser([noise.down]))
-
-    def noised(self, round_: int, server: Tensors) -> Tensors:
-        """The server's state with a noisy model."""
-        keys = [Key(self.key, "server", round_, 0, "downlink")]
-        model = self.noiser.add(server["model"].unsqueeze(0), self.stream, keys)[0]
-        return {**server, "model": model}

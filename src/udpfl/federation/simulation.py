@@ -34,7 +34,7 @@ from udpfl.federation.local_training import Protection, Trainer
 from udpfl.federation.names import settings_of
 from udpfl.federation.observers import Observer, announce
 from udpfl.federation.outcome import Run
-from udpfl.federation.own_noise import Downlink, own_noise
+from udpfl.federation.own_noise import own_noise
 from udpfl.federation.participants import Participant, planned, selection
 from udpfl.federation.parts import (
     OWN,
@@ -57,8 +57,13 @@ from udpfl.federation.shares import (
     pool_fingerprint,
     require_public,
 )
-from udpfl.federation.shuffler import NOTE, Shuffler, shuffle_notes
-from udpfl.federation.trusted import TrustedServer
+from udpfl.federation.stages import Stage
+from udpfl.federation.stages.adaptive_clip import AdaptiveClip
+from udpfl.federation.stages.averaging import Averaging
+from udpfl.federation.stages.budget_pull import BudgetPull
+from udpfl.federation.stages.downlink_noise import DownlinkNoise
+from udpfl.federation.stages.shuffler import NOTE, Shuffler, shuffle_notes
+from udpfl.federation.stages.trusted_server import TrustedServer
 from udpfl.ledger.charges import TRUSTED
 from udpfl.ledger.file import require_writable
 from udpfl.ledger.ledger import Ledger
@@ -212,13 +217,14 @@ def run(
             task=dataset.task,
             observers=observers,
             unclaimed=unclaimed,
-            trusted=TrustedServer.of(folder, key, stream, people)
-            if algorithm.trusts_server
-            else None,
-            shuffler=Shuffler(key, stream if seeded else None)
-            if settings.training.shuffle
-            else None,
-            downlink=None if protection else Downlink.of(noise, key, stream),
+            stages=_stages(
+                settings,
+                people,
+                start,
+                TrustedServer.of(folder, key, stream, people) if algorithm.trusts_server else None,
+                Shuffler(key, stream if seeded else None) if settings.training.shuffle else None,
+                None if protection else DownlinkNoise.of(noise, key, stream),
+            ),
             assumptions=(
                 *((noise.claim,) if noise else ()),
                 *assumptions(settings, dataset, data, algorithm, public),
@@ -285,6 +291,28 @@ def run(
         )
         announce(observers, "on_end", result)
     return result
+
+
+def _stages(
+    config: Config,
+    people: Sequence[Participant],
+    start: Tensor,
+    trusted: TrustedServer | None,
+    shuffler: Shuffler | None,
+    downlink: DownlinkNoise | None,
+) -> list[Stage]:
+    """What a run has of the stages, in their order."""
+    privacy, quantile = config.privacy, config.privacy.clip_quantile
+    pull = [own.name for own in people if own.penalty == 0 and own.release is not None]
+    found = [
+        trusted,  # before the noise nobody else may see what clients sent
+        BudgetPull(pull) if config.training.penalty else None,
+        AdaptiveClip(quantile, privacy.clip_rate) if quantile is not None else None,
+        shuffler,  # takes names off, so whoever needs them comes before
+        downlink,
+        Averaging(start, config.training.averaging),
+    ]
+    return [stage for stage in found if stage is not None]
 
 
 def _rounding(people: Sequence[Participant], privacy: PrivacyStatement) -> float:

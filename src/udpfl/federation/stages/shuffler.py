@@ -25,12 +25,13 @@ import torch
 
 from udpfl.accounting import Shuffled
 from udpfl.accounting.shuffling import conditions_missing
-from udpfl.algorithms import Algorithm, ClientMessage
+from udpfl.algorithms import Algorithm, ClientMessage, Tensors
 from udpfl.config import Config
 from udpfl.engine import PrivateStream
 from udpfl.engine.randomness import Key
 from udpfl.errors import InvalidInput
 from udpfl.federation.participants import Participant, nothing_claimed
+from udpfl.federation.stages.base import Stage
 
 NOTE = "shuffled"
 """What the ledger says beside every charge."""
@@ -60,7 +61,7 @@ def check_shuffle(config: Config, algorithm: Algorithm) -> None:
 
 
 @dataclass
-class Shuffler:
+class Shuffler(Stage):
     """Mixes the messages of one round.
 
     Guarantee: what it returns depends on who sent what in nothing but tensors and public weight,
@@ -72,12 +73,18 @@ class Shuffler:
     """For seeded runs, which repeat exactly and hide nothing."""
     _warned: bool = False
 
-    def mixed(self, round_: int, messages: Sequence[ClientMessage]) -> list[ClientMessage]:
+    def receive(
+        self, round_: int, server: Tensors, messages: Sequence[ClientMessage]
+    ) -> list[ClientMessage]:
         """The same messages without names, in a new order."""
         if len(messages) == 1 and not self._warned:
             self._warned = True
             log.warning("round %d has a single message: no shuffler can hide its sender", round_)
         return [_anonymous(messages[place]) for place in self._order(round_, len(messages))]
+
+    def sort(self, messages: Sequence[ClientMessage]) -> list[ClientMessage]:
+        """An order of the server's own: a round that runs again after a crash ends the same."""
+        return by_content(messages)
 
     def _order(self, round_: int, count: int) -> list[int]:
         order = list(range(count))

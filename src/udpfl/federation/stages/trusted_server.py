@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from udpfl.algorithms import Algorithm, ClientMessage
+from udpfl.algorithms import Algorithm, ClientMessage, Tensors
 from udpfl.config import Config
 from udpfl.engine import MechanismNoiser, NormClipper, PrivateStream
 from udpfl.engine.randomness import Key
 from udpfl.errors import InvalidInput, Unsupported
 from udpfl.federation.participants import Participant
+from udpfl.federation.stages.base import Stage
 from udpfl.runs.folder import RunFolder
 
 EVERYONE = "everyone"
@@ -48,12 +49,14 @@ def check_trust(config: Config, algorithm: Algorithm) -> None:
 
 
 @dataclass(frozen=True)
-class TrustedServer:
+class TrustedServer(Stage):
     """Adds noise to the sum of a round's updates, once, and divides by a public constant.
 
     Guarantee: each round has one noisy mean. It is on disk before anybody sees it, and after a
     crash the same one is used again: fresh noise on the same sum would be a second release.
     """
+
+    hides_participation = True  # from how many were clipped one could tell it
 
     folder: RunFolder
     key: str
@@ -75,7 +78,9 @@ class TrustedServer:
             )
         return cls(folder, key, stream, people[0], len(people))
 
-    def merged(self, round_: int, messages: Sequence[ClientMessage]) -> list[ClientMessage]:
+    def receive(
+        self, round_: int, server: Tensors, messages: Sequence[ClientMessage]
+    ) -> list[ClientMessage]:
         """One message in the place of all: the noisy mean."""
         if (stored := self.folder.read_aggregate(round_)) is not None:
             return [ClientMessage.from_bytes(stored)]

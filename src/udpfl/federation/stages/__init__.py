@@ -1,0 +1,10 @@
+"""Stages: what happens to a round's messages, and to the model, between clients and next request.
+
+Each is one file. They run in the order in which a run lists them; whoever adds noise to what others
+may not see comes first. A stage sees messages and the server's state, never records, accounts or
+budgets.
+"""
+
+from udpfl.federation.stages.base import Stage
+
+__all__ = ["Stage"]
