@@ -185,13 +185,13 @@ def test_everyone_pays_whether_or_not_their_coin_fell_right(federate):
 def test_coins_fall_as_often_as_they_should(federate, monkeypatch):
     """Who does not take part sends zeros, of the same size as everybody's update."""
     sent = []
-    whole = TrustedServer.merged
+    whole = TrustedServer.receive
 
-    def listening(self, round_, messages):
+    def listening(self, round_, server, messages):
         sent.extend(messages)
-        return whole(self, round_, messages)
+        return whole(self, round_, server, messages)
 
-    monkeypatch.setattr(TrustedServer, "merged", listening)
+    monkeypatch.setattr(TrustedServer, "receive", listening)
     trusted(federate, 0.3, {"rounds": 40, "evaluate_every": 40})
     silent = sum(not m.tensors["update"].any() for m in sent)
     assert len(sent) == 240

@@ -1,0 +1,98 @@
+"""Stages: each does its one thing, keeps its state as named tensors, and has its place."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from udpfl.algorithms import ClientMessage
+from udpfl.config import load
+from udpfl.errors import Unsupported
+from udpfl.federation.simulation import _stages
+from udpfl.federation.stages import Stage
+from udpfl.federation.stages.adaptive_clip import AdaptiveClip
+from udpfl.federation.stages.averaging import Averaging
+from udpfl.federation.stages.budget_pull import BudgetPull
+
+
+def message(client, size=1, **tensors):
+    named = {name: torch.tensor(value) for name, value in tensors.items()}
+    return ClientMessage(client, 1, named, (), {"declared_size": size})
+
+
+def test_a_stage_that_says_nothing_changes_nothing():
+    stage, messages = Stage(), [message("a", update=[1.0]), message("b", update=[2.0])]
+    server = {"model": torch.zeros(1)}
+    assert stage.receive(1, server, messages) == messages
+    assert stage.sort(messages) == messages
+    assert stage.publish(1, server) is server
+    assert (stage.state(), stage.request(), stage.measure()) == ({}, {}, {})
+
+
+def test_the_clip_moves_towards_its_quantile():
+    """Two rounds by hand: half of the records within, then all; the quantile is 0.7."""
+    stage = AdaptiveClip(quantile=0.7, rate=0.2)
+    assert stage.request() == {}
+    stage.receive(1, {}, [message("a", 30, within=0.25), message("b", 10, within=1.25)])
+    expected = math.exp(-0.2 * (0.5 - 0.7))
+    assert float(stage.request()["clip"]) == pytest.approx(expected, rel=1e-6)
+    later = AdaptiveClip(quantile=0.7, rate=0.2)
+    later.restore(stage.state())
+    for own in (stage, later):
+        own.receive(2, {}, [message("a", within=1.5)])  # noise: no share is above one
+        factor = expected * math.exp(-0.2 * 0.3)
+        assert own.measure() == {"clip_factor": pytest.approx(factor, abs=1e-6)}
+
+
+def test_the_pull_is_towards_clients_with_the_largest_budget():
+    stage = BudgetPull(["a", "b"])
+    server = {"model": torch.tensor([10.0])}
+    sent = [
+        message("a", 3, update=[1.0]),
+        message("b", 1, update=[5.0]),
+        message("c", update=[9.0]),
+    ]
+    assert stage.receive(1, server, sent) == sent
+    assert stage.request()["weakest"].tolist() == [12.0]  # 10 + (3 * 1 + 1 * 5) / 4
+    stage.receive(2, server, sent[2:])  # none of them took part: the last one stays
+    later = BudgetPull(["a", "b"])
+    later.restore(stage.state())
+    assert later.request()["weakest"].tolist() == [12.0]
+    with pytest.raises(Unsupported, match="clients send updates"):
+        stage.receive(3, server, [message("a", other=[1.0])])
+
+
+def test_models_are_averaged_over_rounds():
+    stage = Averaging(torch.tensor([0.0]), decay=0.5)
+    # The first rounds count for less: 2/11 and 3/12 of what was before, and the rest anew.
+    for round_, (model, expected) in enumerate([(1.1, 0.9), (3.0, 2.475)], start=1):
+        server = {"model": torch.tensor([model])}
+        assert stage.publish(round_, server) is server
+        assert stage.model.tolist() == pytest.approx([expected])
+    later = Averaging(torch.tensor([0.0]), decay=0.5)
+    later.restore({**stage.state(), "server.model": torch.tensor([3.0])})
+    assert later.model.tolist() == stage.model.tolist()
+    last = Averaging(torch.tensor([0.0]), decay=0.0)
+    last.publish(1, {"model": torch.tensor([7.0])})
+    assert (last.model.tolist(), last.state()) == ([7.0], {})
+    last.restore({"server.model": torch.tensor([8.0])})
+    assert last.model.tolist() == [8.0]
+
+
+def test_whoever_adds_noise_comes_first_and_names_are_taken_off_last():
+    config = load(
+        {
+            "training": {"penalty": 1.0},
+            "privacy": {"clip_quantile": 0.5, "epsilon": [1.0, 8.0]},
+        }
+    )
+    trusted, shuffler, downlink = Stage(), Stage(), Stage()
+    found = _stages(config, [], torch.zeros(1), trusted, shuffler, downlink)
+    assert found[0] is trusted
+    assert [type(stage) for stage in found[1:3]] == [BudgetPull, AdaptiveClip]
+    assert found[3:5] == [shuffler, downlink]
+    assert isinstance(found[5], Averaging)
+    plain = _stages(load(), [], torch.zeros(1), None, None, None)
+    assert [type(stage) for stage in plain] == [Averaging]
