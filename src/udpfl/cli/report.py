@@ -72,11 +72,13 @@ def report(
 
         for path in write_figures(runs, figures, format_):
             typer.echo(str(path), err=json_)
-    contradicted = [run for run in records if run.contradicted]
-    for run in contradicted:
+    for run in records:
         reasons = "; ".join(run.verification.reasons)
-        typer.echo(f"udpfl: {run.path} is contradicted by its ledger: {reasons}", err=True)
-    if contradicted:
+        if run.contradicted:
+            typer.echo(f"udpfl: {run.path} is contradicted by its ledger: {reasons}", err=True)
+        elif run.verification.state != "verified" and not json_:
+            typer.echo(f"udpfl: {run.path} is not verified: {reasons}", err=True)
+    if any(run.contradicted for run in records):
         raise typer.Exit(1)
 
 
