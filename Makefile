@@ -46,6 +46,7 @@ docs: $(VENV)/.dev  ## build the pages in docs/ as a site; a broken link is an e
 tutorial: $(VENV)/.dev  ## run the notebook and store what it printed
 	$(BIN)/python -c "import nbclient, nbformat; book = nbformat.read('docs/tutorial.ipynb', 4); \
 	nbclient.NotebookClient(book, record_timing=False).execute(); \
+	[cell.update(outputs=[own for own in cell.outputs if own.get('name') != 'stderr']) for cell in book.cells if cell.cell_type == 'code']; \
 	nbformat.write(book, 'docs/tutorial.ipynb')"
 
 bench: $(BENCH)/.peers  ## time calibration and training beside other libraries; wants an idle machine
