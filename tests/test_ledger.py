@@ -339,6 +339,11 @@ def test_a_budget_is_kept_to_the_last_release(ledger, path):
     assert ledger.would_exceed(alice, PureDP(1e-9))
 
 
+def test_a_round_of_very_many_clients_is_looked_up_at_once(tmp_path):
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        assert ledger._outbox.answered("run", 1, range(40_000)) == set()
+
+
 def test_several_charges_in_one_commit_add_up(ledger, path):
     alice, bob = ledger.account("alice", "aa"), ledger.account("bob", "bb")
     begin(ledger, "second")

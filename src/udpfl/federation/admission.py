@@ -15,7 +15,7 @@ from pathlib import Path
 
 from udpfl.accounting.accountant import account
 from udpfl.accounting.budget import rounds_left, would_exceed
-from udpfl.accounting.events import Composed, Event, Repeated
+from udpfl.accounting.events import Event, Repeated
 from udpfl.accounting.filter import Filter
 from udpfl.accounting.serial import event_to_json
 from udpfl.accounting.statement import shown
@@ -265,7 +265,7 @@ def _refusal(
             *_fewer_rounds([person for person in people if person.name in short], pasts),
             *_more_noise(own, pasts, short, schedule, plan),
         ]
-    spent = account(Composed(past.history), budget.delta, past.rule).epsilon if past.held else 0.0
+    spent = account(past.held, budget.delta, past.rule).epsilon if past.held else 0.0
     said = [
         f"{listed(sorted(short))}: the budget in {privacy.ledger} does not hold this run; nothing "
         f"was trained. {own.name} has ε = {budget.epsilon:g} at δ = {budget.delta:g}, of which "
@@ -281,8 +281,8 @@ def _refusal(
         )
     if known.unfinished:
         said.append(
-            f"{listed(known.unfinished)} may still spend what it reserved: go on with it (--resume)"
-            ", or give it back (`udpfl budget free`)"
+            f"{', '.join(known.unfinished)} may still spend what it reserved: go on with it "
+            "(--resume), or give it back (`udpfl budget free`)"
         )
     return "; ".join(said)
 

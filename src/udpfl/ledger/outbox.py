@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 
@@ -29,9 +30,12 @@ class Outbox:
 
     def answered(self, run: str, round: int, accounts: Sequence[int]) -> set[int]:
         """Those accounts that answered the round, even if their messages were dropped since."""
-        places = ", ".join("?" * len(accounts))
-        query = f"SELECT account FROM outbox WHERE run = ? AND round = ? AND account IN ({places})"
-        return {account for (account,) in self._file.rows(query, run, round, *accounts)}
+        query = (  # one value, however many accounts: SQLite takes a limited number of them
+            "SELECT account FROM outbox WHERE run = ? AND round = ? "
+            "AND account IN (SELECT value FROM json_each(?))"
+        )
+        rows = self._file.rows(query, run, round, json.dumps(list(accounts)))
+        return {account for (account,) in rows}
 
     def message(self, run: str, account: int, round: int) -> bytes | None:
         """The stored answer; None if there is none, or it was dropped."""
