@@ -27,6 +27,35 @@ def namespace(x: Any) -> Any:
     return sys.modules["torch"] if is_torch(x) else np
 
 
+def on_cpu(x: Any) -> Any:
+    """A numpy array as it is, and as one with the same memory a tensor that lies in it."""
+    return x.numpy() if is_torch(x) and x.device.type == "cpu" else x
+
+
+def log_in_place(x: Any) -> None:
+    """Natural logarithms, by numpy where that has AVX-512 code: a third of the time of torch's."""
+    x = on_cpu(x) if _FAST_LOG else x
+    namespace(x).log(x, out=x)
+
+
+def sqrt_in_place(x: Any) -> None:
+    """Square roots, which are the same by whichever library: on a CPU numpy takes less time."""
+    x = on_cpu(x)
+    namespace(x).sqrt(x, out=x)
+
+
+def _has_fast_log() -> bool:
+    try:
+        from numpy.lib.introspect import opt_func_info
+    except ImportError:  # before numpy 2.1
+        return False
+    loops = opt_func_info(func_name="^log$", signature="float64").get("log", {})
+    return any(own["current"].startswith(("X86_V4", "AVX512")) for own in loops.values())
+
+
+_FAST_LOG = _has_fast_log()
+
+
 def normal_quantile(u: Any) -> Any:
     """Inverse of the standard normal distribution function, for either kind of array."""
     return namespace(u).special.ndtri(u) if is_torch(u) else special.ndtri(u)

@@ -10,7 +10,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from udpfl.mechanisms.arrays import Floats, namespace, normal_quantile
+from udpfl.mechanisms.arrays import (
+    Floats,
+    log_in_place,
+    namespace,
+    normal_quantile,
+    sqrt_in_place,
+)
 from udpfl.mechanisms.base import Mechanism, positive
 
 
@@ -82,9 +88,9 @@ class Gaussian(Mechanism):
         radius, angle = signed[..., :half], signed[..., half : 2 * half]
         if signed.shape[-1] % 2:
             signed[..., -1:] = self.from_signed(signed[..., -1:])
-        xp.log(xp.abs(radius, out=radius), out=radius)
+        log_in_place(xp.abs(radius, out=radius))
         radius *= -2 * self.std * self.std
-        xp.sqrt(radius, out=radius)
+        sqrt_in_place(radius)
         angle *= math.pi
         cosine = xp.cos(angle)
         xp.sin(angle, out=angle)
