@@ -28,6 +28,7 @@ from udpfl.config import load
 from udpfl.engine import Entropy, Key, Keyed, MechanismNoiser, PrivateStream
 from udpfl.engine.noise import _COLUMNS as BLOCK
 from udpfl.engine.noise import _draw_uniform
+from udpfl.mechanisms import arrays
 from udpfl.mechanisms.arrays import to_unit
 from udpfl.mechanisms.grid import SECOND_WORD, Rounding, grid_of, rounding_of
 from udpfl.models import build
@@ -360,9 +361,11 @@ def exact_gaussian(noise, signed):
         (Staircase(0.5, 1.0, 1.0), exact_staircase, 1.0),
     ],
 )  # fmt: skip
+@pytest.mark.parametrize("has_avx512", [True, False])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=CUDA)])
-def test_noise_is_as_exact_as_is_said(noise, exact, together, device):
+def test_noise_is_as_exact_as_is_said(noise, exact, together, device, has_avx512, monkeypatch):
     """Against 50 digits: the root mean square, and far out in the tail."""
+    monkeypatch.setattr(arrays, "_HAS_AVX512", has_avx512)
     rng, unit = np.random.default_rng(0), 2.0**-53 * noise.noise_std
     ordinary = rng.uniform(-1, 1, 4_000)
     far = np.copysign(2.0 ** -rng.uniform(0, 100, 1_000), rng.uniform(-1, 1, 1_000))

@@ -18,6 +18,7 @@ from scipy.special import logsumexp
 from tests.conftest import Box, Logistic, Student, TwoHumps
 from tests.oracles import renyi_by_cells, renyi_by_quadrature
 from udpfl import Gaussian, InvalidInput, Laplace, Mechanism, Staircase, Tabulated
+from udpfl.mechanisms import arrays
 
 MATRIX: list[Mechanism] = [
     Gaussian(1.3),
@@ -403,6 +404,13 @@ def test_a_table_refuses_what_is_not_a_density():
         _ = Flat(1.0).variance
 
 
+@pytest.fixture(params=[True, False], ids=["tangents", "sines"])
+def both_formulas(request, monkeypatch):
+    """Pairs of Gaussian numbers by the formula for AVX-512 and by the other one."""
+    monkeypatch.setattr(arrays, "_HAS_AVX512", request.param)
+
+
+@pytest.mark.usefixtures("both_formulas")
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("shape", [(1,), (2,), (5, 7), (4, 50_001)])
@@ -431,6 +439,7 @@ def test_gaussian_draws_in_pairs_are_independent_normals(kind, dtype, shape):
     assert abs(np.corrcoef(z[1:], z[:-1])[0, 1]) < 6 / math.sqrt(half)
 
 
+@pytest.mark.usefixtures("both_formulas")
 @pytest.mark.parametrize("std", [1.0, 0.03, 700.0])
 def test_gaussian_pairs_are_the_two_sides_of_a_triangle(std):
     """The formula of Box and Muller, number by number: neither scale nor sign may be off."""
@@ -447,6 +456,7 @@ def test_a_table_goes_on_beyond_its_last_knot():
     assert np.allclose(Logistic(2.0).magnitude(tails), wanted, rtol=1e-3)
 
 
+@pytest.mark.usefixtures("both_formulas")
 def test_gaussian_pairs_reach_far_tails():
     extreme = Gaussian(1.0).draw(np.array([2.0**-63, 0.5, 2.0**-120, 2.0**-64]))
     assert extreme[0] == pytest.approx(math.sqrt(2 * 63 * math.log(2)))  # at angle 0

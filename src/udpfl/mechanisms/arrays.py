@@ -5,6 +5,7 @@ Torch is never imported here: a caller who hands in a tensor has imported it alr
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any
 
@@ -27,33 +28,58 @@ def namespace(x: Any) -> Any:
     return sys.modules["torch"] if is_torch(x) else np
 
 
-def on_cpu(x: Any) -> Any:
-    """A numpy array as it is, and as one with the same memory a tensor that lies in it."""
-    return x.numpy() if is_torch(x) and x.device.type == "cpu" else x
+def box_muller_in_place(radius: Any, angle: Any, std: float) -> None:
+    """Turn pairs of uniform numbers in [-1, 1] into pairs of normal ones with deviation `std`.
+
+    Reference: Box and Muller 1958. On a CPU for which numpy has AVX-512 code, its logarithm and
+    its tangent of half the angle take half the time of torch's functions.
+    """
+    is_fast = _HAS_AVX512 and (not is_torch(radius) or radius.device.type == "cpu")
+    if is_fast:
+        radius, angle = np.asarray(radius), np.asarray(angle)
+    xp = namespace(radius)
+    xp.log(xp.abs(radius, out=radius), out=radius)
+    radius *= -2 * std * std
+    xp.sqrt(radius, out=radius)
+    if is_fast:
+        _turn_by_tangent(radius, angle)
+    else:
+        _turn(radius, angle)
 
 
-def log_in_place(x: Any) -> None:
-    """Natural logarithms, by numpy where that has AVX-512 code: a third of the time of torch's."""
-    x = on_cpu(x) if _FAST_LOG else x
-    namespace(x).log(x, out=x)
+def _turn(radius: Any, angle: Any) -> None:
+    """(r, a) becomes (r cos(pi a), r sin(pi a))."""
+    xp = namespace(radius)
+    angle *= math.pi
+    cosine = xp.cos(angle)
+    xp.sin(angle, out=angle)
+    angle *= radius
+    radius *= cosine
 
 
-def sqrt_in_place(x: Any) -> None:
-    """Square roots, which are the same by whichever library: on a CPU numpy takes less time."""
-    x = on_cpu(x)
-    namespace(x).sqrt(x, out=x)
+def _turn_by_tangent(radius: Floats, angle: Floats) -> None:
+    """The same: with t = tan(x / 2), cos x = (1 - t^2) / (1 + t^2), sin x = 2 t / (1 + t^2)."""
+    angle *= math.pi / 2
+    np.tan(angle, out=angle)
+    square = angle * angle
+    angle *= 2
+    radius /= square + 1
+    angle *= radius
+    radius *= np.subtract(1, square, out=square)
 
 
-def _has_fast_log() -> bool:
+def _has_avx512() -> bool:
+    """Whether numpy's logarithms and tangents of doubles are vectorised on this CPU."""
     try:
         from numpy.lib.introspect import opt_func_info
     except ImportError:  # before numpy 2.1
         return False
-    loops = opt_func_info(func_name="^log$", signature="float64").get("log", {})
-    return any(own["current"].startswith(("X86_V4", "AVX512")) for own in loops.values())
+    loops = opt_func_info(func_name="^(log|tan)$", signature="float64")
+    used = [own["current"] for loop in loops.values() for own in loop.values()]
+    return len(used) == 2 and all(own.startswith(("X86_V4", "AVX512")) for own in used)
 
 
-_FAST_LOG = _has_fast_log()
+_HAS_AVX512 = _has_avx512()
 
 
 def normal_quantile(u: Any) -> Any:

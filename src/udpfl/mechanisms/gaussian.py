@@ -10,13 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from udpfl.mechanisms.arrays import (
-    Floats,
-    log_in_place,
-    namespace,
-    normal_quantile,
-    sqrt_in_place,
-)
+from udpfl.mechanisms.arrays import Floats, box_muller_in_place, normal_quantile
 from udpfl.mechanisms.base import Mechanism, positive
 
 
@@ -47,7 +41,7 @@ class Gaussian(Mechanism):
     @property
     def rounding(self) -> float:
         """Two numbers are off together: counted as if each were so by the root of two."""
-        return 2.0
+        return 2.25
 
     def log_density(self, x: ArrayLike) -> Floats:
         z = np.asarray(x, dtype=np.float64) / self.std
@@ -84,18 +78,10 @@ class Gaussian(Mechanism):
 
         Pairs are made along the last axis: rows have no number in common.
         """
-        xp, half = namespace(signed), signed.shape[-1] // 2
-        radius, angle = signed[..., :half], signed[..., half : 2 * half]
+        half = signed.shape[-1] // 2
         if signed.shape[-1] % 2:
             signed[..., -1:] = self.from_signed(signed[..., -1:])
-        log_in_place(xp.abs(radius, out=radius))
-        radius *= -2 * self.std * self.std
-        sqrt_in_place(radius)
-        angle *= math.pi
-        cosine = xp.cos(angle)
-        xp.sin(angle, out=angle)
-        angle *= radius
-        radius *= cosine
+        box_muller_in_place(signed[..., :half], signed[..., half : 2 * half], self.std)
         return signed
 
     def from_normal(self, z: Any) -> Any:
