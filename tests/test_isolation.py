@@ -18,7 +18,7 @@ from udpfl import models
 from udpfl.engine import LaneModel, NormClipper
 from udpfl.engine.modes import InDouble
 from udpfl.errors import InvalidInput, Unsupported
-from udpfl.federation.parts import prepared
+from udpfl.federation.builders import prepared
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 HUGE = 1e6
