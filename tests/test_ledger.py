@@ -48,8 +48,7 @@ from udpfl.accounting.serial import event_from_dict, event_from_json, event_to_d
 from udpfl.cli.budget import budget as budget_app
 from udpfl.errors import BudgetExceeded, LedgerError
 from udpfl.ledger import file as ledger_file
-from udpfl.ledger import ledger as ledger_
-from udpfl.ledger import outbox, spending
+from udpfl.ledger import limits, outbox, spending
 from udpfl.ledger.charges import Charge
 from udpfl.ledger.ledger import Ledger
 from udpfl.mechanisms import tabulated
@@ -376,7 +375,7 @@ def test_an_epsilon_that_is_not_a_number_fits_no_budget(ledger, path, monkeypatc
     ledger.set_budget(alice, Budget(1e9, 1e-5))
     broken = udpfl.PrivacyStatement(math.nan, 1e-5, "guarantee", "rdp")
     monkeypatch.setattr(spending, "accounted", lambda totals, delta, filter_: broken)
-    monkeypatch.setattr(ledger_, "accounted", lambda totals, delta, filter_: broken)
+    monkeypatch.setattr(limits, "accounted", lambda totals, delta, filter_: broken)
     assert ledger.would_exceed(alice, TENTH)
     with pytest.raises(BudgetExceeded):
         ledger.commit([charge(alice, 0, TENTH)])
