@@ -53,7 +53,7 @@ def federate(tmp_path):
 
 
 def people_of(result):
-    rows = RunFolder(result.folder).read_json("participants.json")
+    rows = [row.to_dict() for row in RunFolder(result.folder).clients]
     return [Participant.from_dict(row) for row in rows]
 
 

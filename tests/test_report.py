@@ -275,8 +275,8 @@ def test_delta_is_the_chance_of_the_truth_and_not_of_a_larger_loss(runs, epsilon
         assert gaussian_delta(mean, threshold) <= delta + (1 - delta) * gap + 1e-12
 
     run = read_run(runs["private"].folder)
-    privacy = {**run.summary["privacy"], "epsilon": epsilon, "delta": delta}
-    page = visible(run_page(replace(run, summary={**run.summary, "privacy": privacy})))
+    privacy = replace(run.summary.privacy, epsilon=epsilon, delta=delta)
+    page = visible(run_page(replace(run, summary=replace(run.summary, privacy=privacy))))
     assert "except with probability" not in page
     assert (
         "they learn no more than someone who, with probability δ = 10⁻⁵ (1 in 100,000), is told "
@@ -293,8 +293,8 @@ def test_delta_is_the_chance_of_the_truth_and_not_of_a_larger_loss(runs, epsilon
 
 def test_without_delta_the_odds_change_by_the_factor_and_no_more(runs):
     run = read_run(runs["private"].folder)
-    privacy = {**run.summary["privacy"], "epsilon": 1.0, "delta": 0.0}
-    page = visible(run_page(replace(run, summary={**run.summary, "privacy": privacy})))
+    privacy = replace(run.summary.privacy, epsilon=1.0, delta=0.0)
+    page = visible(run_page(replace(run, summary=replace(run.summary, privacy=privacy))))
     assert (
         "Whatever they believed before, the odds change by at most a factor of e ε = 2.72." in page
     )
@@ -377,7 +377,7 @@ def test_charts_hold_the_numbers_of_the_run(runs):
     assert charts["epsilon"].marks == ((1.0, "budget 1"), (2.0, "budget 2"), (4.0, "budget 4"))
     assert charts["clients"].bars.marks == [1.0, 2.0, 4.0]
     assert all("Simulation only" in charts[name].warning for name in ("signal", "clip"))
-    matrix = run.evaluation["confusion"]
+    matrix = run.confusion
     assert charts["classes"].bars.values == [matrix[i][i] / sum(matrix[i]) for i in range(3)]
 
 

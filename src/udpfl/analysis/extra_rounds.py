@@ -143,10 +143,8 @@ def _curve(settings: Config, epsilon: Any) -> NetworkCurve:
 
     result = run(settings, protection=quiet if epsilon is None else None)
     rows = [row for row in result.metrics if isinstance(row.get("loss"), float)]
-    people = [
-        Participant.from_dict(row)
-        for row in RunFolder.open(result.folder).read_json("participants.json")
-    ]
+    clients = RunFolder.open(result.folder).clients
+    people = [Participant.from_dict(row.to_dict()) for row in clients]
     stds = [
         person.release.mechanism.noise_std / (person.rate * person.declared_size)
         for person in people

@@ -115,7 +115,7 @@ class Target:
                     f"{str(where)!r} has no model: not finished, or nobody trained in it",
                 )
             network.load_state_dict(load_file(folder.path / "model.safetensors"))
-            people = [Participant.from_dict(row) for row in folder.read_json("participants.json")]
+            people = [Participant.from_dict(row.to_dict()) for row in folder.clients]
         # The client with the most records: it takes the most canaries.
         asked = [i for i, person in enumerate(people) if person.release is not None]
         first = max(asked, key=lambda i: len(parts[i]))

@@ -33,8 +33,9 @@ from udpfl.federation.rounds import listed
 from udpfl.federation.terms import require_same_unit, tell_of_deltas
 from udpfl.ledger.divisions import Takeover
 from udpfl.ledger.ledger import Ledger
-from udpfl.ledger.seals import BEGUN_WITH, digests
+from udpfl.ledger.seals import digests
 from udpfl.runs.folder import RunFolder
+from udpfl.runs.names import BEGUN_WITH
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from udpfl._version import __version__
 from udpfl.accounting import PrivacyStatement
 from udpfl.accounting.rounding import rounding_of_event
 from udpfl.accounting.statement import largest
-from udpfl.algorithms import PublicData
-from udpfl.config import Config, dump, load
+from udpfl.algorithms import Algorithm, PublicData
+from udpfl.config import Config, PrivacyConfig, dump, load
 from udpfl.data import DataSet
 from udpfl.data.records import Indices
 from udpfl.engine import Entropy, Keyed, LaneModel, Loss
@@ -64,11 +64,14 @@ from udpfl.federation.stages.budget_pull import BudgetPull
 from udpfl.federation.stages.downlink_noise import DownlinkNoise
 from udpfl.federation.stages.shuffler import NOTE, Shuffler, shuffle_notes
 from udpfl.federation.stages.trusted_server import TrustedServer
+from udpfl.ledger.chain import Head
 from udpfl.ledger.charges import TRUSTED
 from udpfl.ledger.file import require_writable
 from udpfl.ledger.ledger import Ledger
-from udpfl.ledger.seals import ENDED_WITH, digests
+from udpfl.ledger.seals import digests
 from udpfl.runs.folder import RunFolder
+from udpfl.runs.names import ENDED_WITH
+from udpfl.runs.schema import Claim, ClientRow, Evaluation, Identity, Stamp, Summary
 
 log = logging.getLogger(__name__)
 
@@ -157,22 +160,24 @@ def run(
                 settings, dataset, parts, asked, lane_model.layout.dimension, algorithm, pasts
             ),
         )
-        folder = _begun(settings, people, parts, public, dataset, fingerprints, unclaimed)
-    people = [Participant.from_dict(row) for row in folder.read_json("participants.json")]
-    identity = folder.read_json("run.json")
+        folder = _begun(
+            settings, algorithm, people, parts, public, dataset, fingerprints, unclaimed
+        )
+    people = [Participant.from_dict(row.to_dict()) for row in folder.clients]
+    identity = folder.identity
     _require_same_model(people, lane_model.layout.dimension)
-    _require_same_data(people, identity.get("fingerprints", fingerprints), fingerprints)
+    _require_same_data(people, identity.fingerprints or fingerprints, fingerprints)
     schedule = [tuple(i for i in chosen if people[i].rounds) for chosen in schedule]
     noise = own_noise(settings, algorithm, [person.declared_size for person in people])
 
-    ledger_path = Path(identity["ledger"]) if identity["ledger"] else folder.ledger
+    ledger_path = Path(identity.ledger) if identity.ledger else folder.ledger
     with folder.locked():
-        require_charges(ledger_path, folder, identity["id"], holding.parts, holding.block)
+        require_charges(ledger_path, folder, identity.id, holding.parts, holding.block)
     with folder.locked(), Ledger(ledger_path) as ledger:
         accounts = admit(
-            settings, ledger, identity["id"], folder.path, holding, people, unclaimed is None
+            settings, ledger, identity.id, folder.path, holding, people, unclaimed is None
         )
-        if ledger.is_new and identity["ledger"]:
+        if ledger.is_new and identity.ledger:
             log.warning("charges go to %s (new): no run has used this ledger before", ledger_path)
         seconds_before = folder.drop_summary()
         sites = [
@@ -195,7 +200,7 @@ def run(
         key = f"seed-{settings.seed}"
         stream = Keyed(settings.seed) if seeded else Entropy()
         clients = Clients(
-            run=identity["id"],
+            run=identity.id,
             trainer=Trainer(
                 key, lane_model, inputs, targets, algorithm, stream, limits, protection
             ),
@@ -206,7 +211,7 @@ def run(
         federation = Federation(
             config=settings,
             folder=folder,
-            run=identity["id"],
+            run=identity.id,
             model=lane_model,
             algorithm=algorithm,
             clients=clients,
@@ -234,21 +239,16 @@ def run(
         announce(observers, "on_start", settings, folder.path)
         final = federation.train(start)
         if algorithm.trusts_server:
-            ledger.forget(identity["id"], len(schedule))  # what clients sent was for one reader
-        ledger.give_back(identity["id"])
+            ledger.forget(identity.id, len(schedule))  # what clients sent was for one reader
+        ledger.give_back(identity.id)
         head = ledger.head()  # others may charge a shared ledger meanwhile
         statements = federation.statements(head[0])
         trained = _filled(network, lane_model, final)
         privacy = largest(statements.values())
-        stamp: dict[str, Any] = {"statement": str(privacy), "privacy": privacy.to_dict()}
-        if privacy.kind != "none":  # a seeded run comes to the same bits, whenever it was charged
-            stamp["head"] = list(head)
         if federation.metrics:  # else nobody has trained, and there is no model to hand on
-            folder.write_model(dict(trained.state_dict()), stamp)
-        folder.write_json(
-            "evaluation.json",
-            final_evaluation(lane_model, final, test_inputs, test_targets, dataset),
-        )
+            folder.write_model(dict(trained.state_dict()), Stamp.of(privacy, head))
+        found = final_evaluation(lane_model, final, test_inputs, test_targets, dataset)
+        folder.write_evaluation(Evaluation.from_dict(found))
         result = Run(
             folder=folder.path,
             config=settings,
@@ -276,18 +276,19 @@ def run(
             "assumptions": list(federation.assumptions),
         }
         decided = ledger.end_run(
-            identity["id"], head=head, files=digests(folder.path, ENDED_WITH), outcome=outcome
+            identity.id, head=head, files=digests(folder.path, ENDED_WITH), outcome=outcome
         )
-        folder.write_json(
-            "summary.json",
-            {
-                **result.to_dict(),
-                **outcome,
-                "clients": {n: s.to_dict() for n, s in statements.items()},
-                "head": list(head),
-                "decided": list(decided),
-                "budgets": {s.participant.name: _held(ledger, s, decided[0]) for s in sites},
-            },
+        folder.write_summary(
+            Summary(
+                outcome=outcome,
+                privacy=privacy,
+                statement=str(privacy),
+                run=str(folder.path),
+                clients=statements,
+                head=Head(*head),
+                decided=Head(*decided),
+                budgets={s.participant.name: _held(ledger, s, decided[0]) for s in sites},
+            )
         )
         announce(observers, "on_end", result)
     return result
@@ -373,6 +374,7 @@ def _advise(settings: Config) -> None:
 
 def _begun(
     settings: Config,
+    algorithm: Algorithm,
     people: Sequence[Participant],
     parts: Sequence[Indices],
     public: Indices,
@@ -384,36 +386,40 @@ def _begun(
     name = f"{settings.data.name}-{settings.training.algorithm}".replace(":", "-")
     default = Path("runs") / f"{name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     folder = RunFolder.create(Path(settings.out) if settings.out else default)
-    folder.write_text("config.toml", dump(settings))
-    folder.write_json("participants.json", [person.to_dict() for person in people])
+    folder.write_config(dump(settings))
+    folder.write_clients([ClientRow.from_dict(person.to_dict()) for person in people])
     folder.write_records(parts, public, dataset)
-    privacy = settings.privacy
-    if not privacy.enabled:
-        stamp = "not private: privacy is turned off"
-    elif unclaimed:
-        stamp = f"not private: {unclaimed}"
-    elif privacy.randomness == "seeded":
-        stamp = "not private: noise and sampling are seeded"
-    elif privacy.accounting == "scalar":
-        stamp = "nominal: scalar accounting, not a privacy guarantee"
-    else:
-        stamp = "private: vector accounting, a guarantee"
-    shared = privacy.ledger
-    identity = {
-        "id": secrets.token_hex(8),
-        "udpfl": __version__,
-        "torch": torch.__version__,
-        "started": now.isoformat(timespec="seconds"),
-        "privacy": stamp,
-        "fingerprints": list(fingerprints),
-        "block": settings.data.block,
+    shared = settings.privacy.ledger
+    identity = Identity(
+        id=secrets.token_hex(8),
+        privacy=_claim(settings.privacy, unclaimed),
+        server_adds_noise=algorithm.trusts_server,
+        task=dataset.task,
+        udpfl=__version__,
+        torch=torch.__version__,
+        started=now.isoformat(timespec="seconds"),
+        fingerprints=tuple(fingerprints),
+        block=settings.data.block,
         # A shared ledger stays where it is, wherever the run is resumed from.
-        "ledger": str(Path(shared).absolute()) if shared else None,
+        ledger=str(Path(shared).absolute()) if shared else None,
         # Whoever gets folder and ledger together finds it by this.
-        "ledger_from_here": _way(folder.path, Path(shared)) if shared else None,
-    }
-    folder.write_json("run.json", identity)  # last: with it the folder can be resumed
+        ledger_from_here=_way(folder.path, Path(shared)) if shared else None,
+    )
+    folder.write_identity(identity)  # last: with it the folder can be resumed
     return folder
+
+
+def _claim(privacy: PrivacyConfig, unclaimed: str | None) -> Claim:
+    """What is claimed of a run that begins; `unclaimed` is why nothing is."""
+    if not privacy.enabled:
+        return Claim("none", "privacy is turned off")
+    if unclaimed:
+        return Claim("none", unclaimed)
+    if privacy.randomness == "seeded":
+        return Claim("none", "noise and sampling are seeded")
+    if privacy.accounting == "scalar":
+        return Claim("nominal", "scalar accounting, not a privacy guarantee")
+    return Claim("guarantee", "vector accounting, a guarantee")
 
 
 def _way(folder: Path, file: Path) -> str:
