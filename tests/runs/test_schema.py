@@ -20,7 +20,6 @@ from udpfl import algorithms
 from udpfl.accounting import PrivacyStatement
 from udpfl.cli import main
 from udpfl.errors import InvalidInput
-from udpfl.federation import Participant
 from udpfl.ledger.chain import Head
 from udpfl.report import read_run
 from udpfl.runs import names
@@ -146,9 +145,8 @@ def test_what_is_written_is_read_again(example):
     assert json.dumps(again.to_dict()) == json.dumps(plain)
 
 
-def test_the_plan_of_a_client_is_a_row_and_back(run):
+def test_the_plan_of_every_client_is_a_row(run):
     rows = json.loads((run / "participants.json").read_text())
-    assert [Participant.from_dict(row).to_dict() for row in rows] == rows
     assert [row.to_dict() for row in read_clients(run)] == rows
     assert list(rows[0]) == list(ClientRow("a", 1, 1.0, 1, 1).to_dict())  # and in its order
 
