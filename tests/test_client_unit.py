@@ -53,8 +53,7 @@ def federate(tmp_path):
 
 
 def people_of(result):
-    rows = RunFolder(result.folder).read_json("participants.json")
-    return [ReleasePlan.from_dict(row) for row in rows]
+    return [ReleasePlan.from_row(row) for row in RunFolder(result.folder).clients]
 
 
 # Clipping a whole update

@@ -53,6 +53,7 @@ from udpfl.federation import (
 )
 from udpfl.federation.protection import planned_protection
 from udpfl.ledger.ledger import Ledger
+from udpfl.runs.schema import ClientRow
 
 DIMENSION = 43  # of `network()`
 
@@ -279,7 +280,7 @@ def test_a_seeded_run_repeats_exactly_and_claims_nothing(federate):
     assert not torch.equal(flat(first.model), flat(federate(SEEDED, seed=1).model))
     assert first.privacy.kind == "none"
     assert {statement.kind for statement in first.clients.values()} == {"none"}
-    assert "not private" in read(first, "run.json")["privacy"]
+    assert read(first, "run.json")["privacy"]["kind"] == "none"
     assert "not private" in str(first.privacy)
     summary = read(first, "summary.json")
     assert summary["privacy"]["kind"] == "none"
@@ -294,7 +295,7 @@ def test_an_entropy_run_never_repeats(federate):
     first, again = federate(), federate()
     assert not torch.equal(flat(first.model), flat(again.model))
     assert first.privacy.kind == again.privacy.kind == "guarantee"
-    assert read(first, "run.json")["privacy"].startswith("private")
+    assert read(first, "run.json")["privacy"]["kind"] == "guarantee"
 
 
 @pytest.mark.parametrize(
@@ -521,7 +522,7 @@ def test_scalar_accounting_is_nominal_and_the_ledger_knows_the_truth(federate):
         assert truth.kind == "guarantee"
         assert truth.epsilon == pytest.approx(priced(row).epsilon, rel=1e-9)
         assert truth.epsilon == pytest.approx(said.vector_epsilon, rel=1e-9)
-    assert "not a privacy guarantee" in read(result, "run.json")["privacy"]
+    assert "not a privacy guarantee" in read(result, "run.json")["privacy"]["why"]
     assert [row["privacy"] for row in result.metrics] == ["nominal"] * 3
     last = result.metrics[-1]
     assert last["guaranteed_epsilon"]["max"] > last["epsilon"]["max"]
@@ -694,7 +695,10 @@ def test_recorded_updates_are_the_released_messages(federate):
         for round_ in (2, 4)
         for client in range(3)
     ]
-    people = {row["name"]: ReleasePlan.from_dict(row) for row in read(result, "participants.json")}
+    people = {
+        row["name"]: ReleasePlan.from_row(ClientRow.from_dict(row))
+        for row in read(result, "participants.json")
+    }
     sent = {(message.round, message.client): message for message in watch.messages}
     for path in files:
         kept = ClientMessage.from_bytes(path.read_bytes())
@@ -982,7 +986,7 @@ def test_replaced_protection_claims_nothing(federate, tmp_path):
     assert "replaced" in str(result.privacy)
     assert [row["privacy"] for row in result.metrics] == ["none"] * 3
     assert read(result, "summary.json")["privacy"]["kind"] == "none"
-    assert "not private" in read(result, "run.json")["privacy"]
+    assert read(result, "run.json")["privacy"]["kind"] == "none"
     with result.ledger as ledger:
         for found in ledger.accounts():
             assert ledger.statement(found.id, 1e-5).kind == "none"

@@ -36,6 +36,7 @@ from udpfl.comparison.jobs import Job
 from udpfl.config import load
 from udpfl.federation import ReleasePlan
 from udpfl.ledger.charges import Charge
+from udpfl.runs.schema import ClientRow
 
 STEP = udpfl.Release(udpfl.Gaussian(1.0), udpfl.Sensitivity(1.0, dimension=10))
 SOURCE = """
@@ -440,7 +441,7 @@ def test_a_message_carries_its_events_as_text(stranger):
 def test_a_stored_message_is_sent_again_whatever_its_events_name(stranger, begun):
     """Round 2 was answered before the crash: the server gets these bytes, and builds nothing."""
     run = json.loads((begun / "run.json").read_text())["id"]
-    people = [ReleasePlan.from_dict(row)
+    people = [ReleasePlan.from_row(ClientRow.from_dict(row))
               for row in json.loads((begun / "participants.json").read_text())]  # fmt: skip
     text = json.dumps(stranger.event(), sort_keys=True)
     with udpfl.Ledger(begun / "ledger.sqlite") as ledger:
@@ -461,7 +462,7 @@ def test_a_stored_message_is_sent_again_whatever_its_events_name(stranger, begun
 def test_the_client_charges_the_events_that_its_message_states(begun):
     seen = Seen()
     udpfl.run(resume=begun, model=linear(), data=blobs(), observers=[seen])
-    people = {row["name"]: ReleasePlan.from_dict(row)
+    people = {row["name"]: ReleasePlan.from_row(ClientRow.from_dict(row))
               for row in json.loads((begun / "participants.json").read_text())}  # fmt: skip
     assert len(seen.messages) == 2
     for message in seen.messages:

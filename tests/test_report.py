@@ -39,6 +39,7 @@ from udpfl.report.charts import run_charts
 from udpfl.report.comparison import comparison_charts
 from udpfl.report.page import embedded
 from udpfl.report.words import explain, factor, small
+from udpfl.runs.schema import ClientRow
 
 HOSTILE = (
     "</script><script>window.hacked=1</script>",
@@ -275,8 +276,8 @@ def test_delta_is_the_chance_of_the_truth_and_not_of_a_larger_loss(runs, epsilon
         assert gaussian_delta(mean, threshold) <= delta + (1 - delta) * gap + 1e-12
 
     run = read_run(runs["private"].folder)
-    privacy = {**run.summary["privacy"], "epsilon": epsilon, "delta": delta}
-    page = visible(run_page(replace(run, summary={**run.summary, "privacy": privacy})))
+    privacy = replace(run.summary.privacy, epsilon=epsilon, delta=delta)
+    page = visible(run_page(replace(run, summary=replace(run.summary, privacy=privacy))))
     assert "except with probability" not in page
     assert (
         "they learn no more than someone who, with probability δ = 10⁻⁵ (1 in 100,000), is told "
@@ -293,8 +294,8 @@ def test_delta_is_the_chance_of_the_truth_and_not_of_a_larger_loss(runs, epsilon
 
 def test_without_delta_the_odds_change_by_the_factor_and_no_more(runs):
     run = read_run(runs["private"].folder)
-    privacy = {**run.summary["privacy"], "epsilon": 1.0, "delta": 0.0}
-    page = visible(run_page(replace(run, summary={**run.summary, "privacy": privacy})))
+    privacy = replace(run.summary.privacy, epsilon=1.0, delta=0.0)
+    page = visible(run_page(replace(run, summary=replace(run.summary, privacy=privacy))))
     assert (
         "Whatever they believed before, the odds change by at most a factor of e ε = 2.72." in page
     )
@@ -377,7 +378,7 @@ def test_charts_hold_the_numbers_of_the_run(runs):
     assert charts["epsilon"].marks == ((1.0, "budget 1"), (2.0, "budget 2"), (4.0, "budget 4"))
     assert charts["clients"].bars.marks == [1.0, 2.0, 4.0]
     assert all("Simulation only" in charts[name].warning for name in ("signal", "clip"))
-    matrix = run.evaluation["confusion"]
+    matrix = run.confusion
     assert charts["classes"].bars.values == [matrix[i][i] / sum(matrix[i]) for i in range(3)]
 
 
@@ -589,7 +590,10 @@ def test_a_run_stopped_between_evaluations_says_what_it_has_spent(tmp_path, shar
     folder = crashed(tmp_path / "r", 5, privacy={"epsilon": [1, 2, 4], **own})
     record = read_run(folder)
     assert record.measured == []
-    people = [ReleasePlan.from_dict(row) for row in record_of(folder, "participants.json")]
+    people = [
+        ReleasePlan.from_row(ClientRow.from_dict(row))
+        for row in record_of(folder, "participants.json")
+    ]
     if shared:
         with Ledger(ledger, read_only=True) as opened:
             rules = [opened.filter(opened.account_of(person.name)) for person in people]
