@@ -20,10 +20,9 @@ import pytest
 import typer.main
 
 import udpfl
+from tests.repository import EXAMPLES, ROOT
 from udpfl.cli.app import app
 
-ROOT = Path(__file__).parent.parent
-EXAMPLES = ROOT / "examples"
 TUTORIAL = ROOT / "docs" / "tutorial.ipynb"
 PAGES = sorted(
     [*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md"), *EXAMPLES.glob("**/*.md")]

@@ -20,12 +20,12 @@ from torch import nn
 from typer.testing import CliRunner
 
 import udpfl
+from tests.repository import EXAMPLES
 from udpfl.accounting.serial import event_from_json, event_to_json
 from udpfl.cli.app import app
 from udpfl.config import load
 from udpfl.plugins import resolve
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
 PLUGIN = EXAMPLES / "plugin"
 PLACES = {
     "wide": "udpfl_example.networks:wide",

@@ -7,7 +7,6 @@ import json
 import math
 import re
 from contextlib import closing
-from pathlib import Path
 from sqlite3 import connect
 
 import dp_accounting as dp
@@ -18,6 +17,8 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 import udpfl
+from tests import commands
+from tests.repository import ROOT
 from udpfl import (
     Budget,
     Composed,
@@ -37,11 +38,9 @@ from udpfl import (
 from udpfl.accounting.events import leaves
 from udpfl.accounting.imported import from_dp_accounting, from_opacus
 from udpfl.accounting.serial import event_to_dict
-from udpfl.cli import main
 from udpfl.errors import BudgetExceeded
 from udpfl.ledger.charges import Charge
 
-ROOT = Path(__file__).resolve().parents[2]
 DATA = "0123456789abcdef0123456789abcdef"
 
 # history, delta, epsilon by RDPAccountant and by PRVAccountant of Opacus 1.6.0 (get_epsilon(delta)
@@ -454,10 +453,8 @@ def test_an_edited_import_breaks_the_chain(path, ledger, change):
 
 
 def command(capsys, *arguments):
-    with pytest.raises(SystemExit) as stop:
-        main([str(argument) for argument in arguments])
-    out, err = capsys.readouterr()
-    return int(stop.value.code or 0), out + err
+    code, out, err = commands.command(capsys, *arguments)
+    return code, out + err
 
 
 @pytest.fixture

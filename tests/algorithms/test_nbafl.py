@@ -6,7 +6,6 @@ import itertools
 import json
 import math
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +13,9 @@ import torch
 from scipy import stats
 from torch import nn
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # scripts, not a package
+from tests.repository import ROOT
+
+sys.path.append(str(ROOT / "benchmarks"))  # scripts, not a package
 
 import nbafl_audit
 from tables import filled

@@ -12,6 +12,7 @@ import torch
 from scipy import stats
 from torch import nn
 
+from tests.commands import command
 from udpfl import (
     Gaussian,
     Laplace,
@@ -36,7 +37,6 @@ from udpfl.audit.bounds import (
 )
 from udpfl.audit.power import Spread, TooLittleNoise, added, refuted_always
 from udpfl.audit.tally import Tally, judged
-from udpfl.cli import main
 from udpfl.engine import Keyed, LaneModel, MechanismNoiser
 from udpfl.errors import InvalidInput
 
@@ -418,13 +418,6 @@ def test_gaussian_estimates_are_for_gaussian_noise_only():
     hits, false = int((there >= 0.4999).sum()), int((away >= 0.4999).sum())
     assert gaussian_estimate(hits, 200_000, false, 200_000, 1e-5, 0.05) > 1.5
     assert epsilon_proved(hits, 200_000, false, 200_000, 1e-5, 0.05) <= 0.5
-
-
-def command(capsys, *words):
-    with pytest.raises(SystemExit) as end:
-        main([str(word) for word in words])
-    said = capsys.readouterr()
-    return end.value.code, said.out, said.err
 
 
 LAPLACE = ("audit", "mechanism", "--mechanism", "laplace", "--epsilon", 1, "--delta", 0,

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import nn
 
+from tests.commands import command
 from tests.small import blobs, linear
 from udpfl import Gaussian, Release, Sensitivity, run
 from udpfl.audit import Subject
 from udpfl.audit.one_run import Guesses, OneRun, SurerGuesses, guessed, one_run, per_sample
 from udpfl.audit.run import Target, audit_run
-from udpfl.cli import main
 from udpfl.config import Config, load
 from udpfl.engine import MechanismNoiser, Unclipped, noise
 from udpfl.errors import InvalidInput, Unsupported
@@ -115,13 +115,6 @@ def test_scalar_staircase_is_refuted_by_its_own_training(config):
     path = config(privacy='mechanism = "staircase"\nepsilon = 2.0\naccounting = "scalar"')
     verdicts = audit_run(path, trials=300, canaries=0)
     assert any(verdict.refuted for verdict in verdicts)
-
-
-def command(capsys, *words):
-    with pytest.raises(SystemExit) as end:
-        main([str(word) for word in words])
-    said = capsys.readouterr()
-    return end.value.code, said.out, said.err
 
 
 def test_the_command_takes_a_configuration_and_a_run(capsys, config, tmp_path):

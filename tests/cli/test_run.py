@@ -16,20 +16,12 @@ import torch
 from safetensors import safe_open
 
 import udpfl
+from tests.commands import command
+from tests.repository import ROOT
 from udpfl import running
-from udpfl.cli import main
 from udpfl.config import Config, load
 from udpfl.errors import InvalidInput
 from udpfl.federation.observers import Observer
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def command(capsys, *arguments: object) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as stop:
-        main([str(argument) for argument in arguments])
-    out, err = capsys.readouterr()
-    return int(stop.value.code or 0), out, err
 
 
 @pytest.fixture(autouse=True)

@@ -20,9 +20,10 @@ import pytest
 import torch
 
 import udpfl
+from tests.commands import command
+from tests.repository import ROOT
 from udpfl.accounting.statement import PrivacyStatement
 from udpfl.algorithms import FedAvg
-from udpfl.cli import main
 from udpfl.comparison import jobs
 from udpfl.comparison.figure import _lines
 from udpfl.comparison.grid import grid_of, key_of, read_seeds, read_vary
@@ -31,7 +32,6 @@ from udpfl.config import load
 from udpfl.errors import InvalidInput
 from udpfl.ledger.ledger import Ledger
 
-ROOT = Path(__file__).parents[2]
 PATIENCE = 60.0
 BASE = {
     "threads": 1,
@@ -82,13 +82,6 @@ class Troubled(FedAvg):
             while not Path("go").exists():
                 time.sleep(0.01)
         return super().aggregate(server, messages)
-
-
-def command(capsys, *arguments: object) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as stop:
-        main([str(argument) for argument in arguments])
-    out, err = capsys.readouterr()
-    return int(stop.value.code or 0), out, err
 
 
 @pytest.fixture(autouse=True)

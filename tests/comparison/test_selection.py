@@ -17,7 +17,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 import udpfl
-from tests.comparison.test_compare import command
+from tests.commands import command
 from tests.report.test_report import visible
 from udpfl import Budget, Gaussian, Laplace
 from udpfl.accounting import Composed, PoissonSampled, Release, Repeated, Sensitivity, account

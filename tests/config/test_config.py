@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
+from tests.repository import ROOT
 from udpfl.cli.config import config as command
 from udpfl.config import (
     Config,
@@ -37,7 +38,6 @@ from udpfl.config.explaining import SYNONYMS
 from udpfl.errors import InvalidInput, MissingExtra
 from udpfl.plugins import resolve
 
-ROOT = Path(__file__).parents[2]
 SECTIONS = {
     "data": DataConfig, "model": ModelConfig, "privacy": PrivacyConfig, "training": TrainingConfig,
 }  # fmt: skip

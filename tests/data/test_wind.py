@@ -6,7 +6,6 @@ import csv
 import gzip
 import json
 import math
-import os
 import re
 from collections import Counter
 from datetime import datetime, timedelta
@@ -15,9 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.data.samples import DATA, refused
+from tests.repository import ROOT
 from udpfl.data import load, partition
 from udpfl.data.wind import CHANNELS, FARMS, RECORDS_PER_HOUR
-from udpfl.errors import InvalidInput
 
 torch = pytest.importorskip("torch", reason="the extra 'train' is not installed")
 
@@ -25,7 +25,6 @@ from udpfl.cli import main  # noqa: E402
 from udpfl.engine import LaneModel  # noqa: E402
 from udpfl.models import build  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[2]
 HOUR = timedelta(hours=1)
 START = datetime(2009, 7, 1)
 LENGTH, FIRST_PERIOD = 24 * 16, 24 * 10
@@ -93,10 +92,6 @@ def save(tables, folder: Path, *, compressed: bool = False) -> Path:
 
 def wind_data(directory, **options):
     return load("gefcom2012-wind", directory=directory, options=options)
-
-
-def refused(match: str, parameter: str = "data.dir"):
-    return pytest.raises(InvalidInput, match=rf"^{parameter}: .*{match}")
 
 
 def hours_of(records) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -340,7 +335,6 @@ def test_the_engine_clips_it_without_writing_gradients_out(caplog):
 
 # --- the real files ------------------------------------------------------------------------------
 
-DATA = os.environ.get("UDPFL_DATA_DIR")
 FOLDER = Path(DATA or "/nowhere") / "gefcom2012_wind"
 needs_data = pytest.mark.skipif(
     not FOLDER.is_dir(), reason="UDPFL_DATA_DIR has no folder gefcom2012_wind"

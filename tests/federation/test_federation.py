@@ -23,6 +23,7 @@ from torch.utils.data import TensorDataset
 
 import udpfl
 from tests.conftest import Logistic
+from tests.repository import ROOT
 from udpfl import (
     Budget,
     BudgetExceeded,
@@ -782,8 +783,7 @@ def test_a_client_alone_keeps_its_state_and_answers_a_repeated_request_for_free(
         "print(*answers.messages[0].tensors['rounds'].tolist(), counts['site-0'])"
     )
     command = [sys.executable, "-c", code, str(path)]
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=root, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.split() == ["4.0", "40.0", "8"]
 
 

@@ -22,12 +22,13 @@ from scipy.special import ndtr
 
 import udpfl
 from tests.chromium import Chromium, executable
+from tests.commands import command
 from tests.report.test_verified import sealing_nothing
+from tests.repository import EXAMPLES, ROOT
 from udpfl import running
 from udpfl.accounting import PureDP, Repeated, account
 from udpfl.accounting.budget import Budget
 from udpfl.accounting.statement import shown
-from udpfl.cli import main
 from udpfl.cli.run import Live, show
 from udpfl.data import DataSet
 from udpfl.data.records import Records
@@ -45,7 +46,6 @@ HOSTILE = (
     '"><img src=x onerror="window.hacked=1">',
     "<!-- <script>",
 )
-EXAMPLES = Path(__file__).parents[2] / "examples"
 LABELS = ("<b>cat</b>", "dog & co", "</td></table>$x_1$")
 
 
@@ -106,13 +106,6 @@ def browser(tmp_path_factory):
     found = Chromium(tmp_path_factory.mktemp("profile"))
     yield found
     found.close()
-
-
-def command(capsys, *arguments: object) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as stop:
-        main([str(argument) for argument in arguments])
-    out, err = capsys.readouterr()
-    return int(stop.value.code or 0), out, err
 
 
 def record_of(folder: Path, name: str) -> list[dict]:
@@ -304,8 +297,7 @@ def test_without_delta_the_odds_change_by_the_factor_and_no_more(runs):
 
 
 def test_no_text_calls_delta_the_chance_of_a_larger_loss():
-    root = Path(__file__).parents[2]
-    texts = [root / "README.md", *(root / "docs").glob("*.md"), *(root / "docs").glob("*.ipynb")]
+    texts = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs").glob("*.ipynb")]
     wrong = r"(?<!not\* mean that the odds change by at most e\^ε )except with probability"
     for path in texts:
         said = " ".join(path.read_text().replace('\\n",\n    "', " ").split())

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import udpfl
+from tests.repository import EXAMPLES
 from tests.small import blobs, linear
 from udpfl.accounting import PrivacyStatement
 from udpfl.algorithms.message import tensors_from_bytes, tensors_to_bytes
@@ -26,7 +27,6 @@ from udpfl.ledger.seals import Seals
 from udpfl.report import read_run, run_page
 from udpfl.report.differences import differences
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 LEDGER = ("ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm")
 
 
