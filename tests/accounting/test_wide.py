@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
 
-from tests.accounting.test_worst_case import ORDERS, best_found
+from tests.accounting.searches import ORDERS, best_found
 from udpfl import (
     Gaussian,
     Laplace,
