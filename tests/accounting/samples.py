@@ -5,7 +5,16 @@ from __future__ import annotations
 import dp_accounting
 
 from tests.conftest import Logistic
-from udpfl import Gaussian, Laplace, PoissonSampled, Release, Repeated, Sensitivity, Staircase
+from udpfl import (
+    Gaussian,
+    Laplace,
+    PoissonSampled,
+    PureDP,
+    Release,
+    Repeated,
+    Sensitivity,
+    Staircase,
+)
 
 NOISES = [Gaussian(1.2), Laplace(1.1), Staircase(0.9, 1.0), Staircase(0.4, 0.3, 1.0), Logistic(0.8)]
 
@@ -25,5 +34,5 @@ def gaussian(std):
 
 
 STEP = PoissonSampled(0.02, gaussian(1.1))
-
 PAST = Repeated(STEP, 200)
+TENTH = PureDP(0.1)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import sqlite3
 import time
 from collections import Counter
-from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from tests.accounting.samples import TENTH
 from tests.conftest import Logistic
+from tests.ledger.samples import raw
 from udpfl import (
     Budget,
     Composed,
@@ -25,7 +25,6 @@ from udpfl import (
     InvalidInput,
     Laplace,
     PoissonSampled,
-    PureDP,
     Release,
     Repeated,
     SecretlySelected,
@@ -47,7 +46,6 @@ ONE = Sensitivity(1.0, "l2", 1)
 GAUSSIAN = PoissonSampled(0.02, Release(Gaussian(1.1), Sensitivity(1.0)))
 LAPLACE = PoissonSampled(0.05, Release(Laplace(2.0), Sensitivity(1.0, "l2", 50)))
 STAIRCASE = PoissonSampled(0.05, Release(Staircase(0.9, 1.0), ONE))
-TENTH = PureDP(0.1)
 
 
 def begin(ledger, run="run", randomness="entropy"):
@@ -56,10 +54,6 @@ def begin(ledger, run="run", randomness="entropy"):
 
 def charge(account, turn, *events, run="run", state=b""):
     return Charge(account, run, turn, events, f"answer {account} {turn}".encode(), state)
-
-
-def raw(path):
-    return closing(sqlite3.connect(path, isolation_level=None))
 
 
 @pytest.fixture
