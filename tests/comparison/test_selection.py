@@ -18,7 +18,7 @@ from scipy.stats import norm
 
 import udpfl
 from tests.commands import command
-from tests.report.test_report import visible
+from tests.report.pages import visible
 from udpfl import Budget, Gaussian, Laplace
 from udpfl.accounting import Composed, PoissonSampled, Release, Repeated, Sensitivity, account
 from udpfl.accounting.statement import shown

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import udpfl
-from tests.report.test_verified import (
+from tests.report.verifying import (
     contradicted,
     edit,
     is_green,

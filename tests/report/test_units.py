@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import udpfl
-from tests.report.test_report import browser, visible  # noqa: F401  (browser is a fixture)
+from tests.report.pages import visible
 from tests.small import blobs, linear
 from udpfl.accounting.statement import shown
 from udpfl.ledger.ledger import Ledger
@@ -330,7 +330,7 @@ def test_one_is_not_said_in_the_plural(tmp_path):
 # In a browser
 
 
-def test_a_single_line_is_named_and_every_chart_is_drawn(browser, runs, tmp_path):  # noqa: F811
+def test_a_single_line_is_named_and_every_chart_is_drawn(browser, runs, tmp_path):
     write_report([runs[name].folder for name in ("record", "client")], tmp_path / "c.html")
     for dark in (False, True):
         browser.open(tmp_path / "c.html", dark=dark)
