@@ -47,3 +47,22 @@ class Seen(Observer):
         self.models.append(torch.cat([t.flatten() for t in model.values()]))
 
     def on_round(self, row): ...
+
+
+class PowerCut(Exception):
+    """The end of a process, as far as its run folder can tell."""
+
+
+class Stops(Observer):
+    """Cuts the power after a round, which is on disk by then."""
+
+    def __init__(self, after):
+        self.after = after
+
+    def on_message(self, message): ...
+
+    def on_model(self, round_, model): ...
+
+    def on_round(self, row):
+        if row["round"] == self.after:
+            raise PowerCut

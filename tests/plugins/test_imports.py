@@ -3,120 +3,29 @@
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import json
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import udpfl
+from tests.plugins.strangers import STEP, invoke
 from tests.small import Seen, blobs, linear
 from udpfl import plugins
-from udpfl.accounting.serial import (
-    behaviour,
-    event_from_dict,
-    event_from_json,
-    event_to_dict,
-    event_to_json,
-)
-from udpfl.algorithms import FedAvg
+from udpfl.accounting.serial import event_from_dict, event_from_json, event_to_dict, event_to_json
 from udpfl.algorithms.message import tensors_to_bytes
-from udpfl.analysis.between_runs import connect
-from udpfl.audit.run import audit_run
-from udpfl.cli.app import app
-from udpfl.comparison.jobs import Job
-from udpfl.config import load
 from udpfl.federation import Participant
 from udpfl.ledger.charges import Charge
-
-STEP = udpfl.Release(udpfl.Gaussian(1.0), udpfl.Sensitivity(1.0, dimension=10))
-SOURCE = """
-from dataclasses import dataclass
-from pathlib import Path
-import udpfl
-from udpfl.algorithms import FedAvg
-from udpfl.models.logistic import Logistic as build
-Path({marker!r}).touch()
-
-@dataclass(frozen=True)
-class Noise(udpfl.Gaussian):
-    name = "strange"
-
-class Method(FedAvg):
-    pass
-
-def load(*, seed, directory, test, options):
-    from tests.small import blobs
-    return blobs()
-"""
-_numbers = itertools.count()
-
-
-@dataclass(frozen=True)
-class Stranger:
-    """A module in the current folder that leaves a mark when it is imported."""
-
-    module: str
-    marker: Path
-
-    @property
-    def noise(self) -> str:
-        return f"{self.module}:Noise"
-
-    @property
-    def was_imported(self) -> bool:
-        return self.marker.exists() or self.module in sys.modules
-
-    def event(self, event: udpfl.Release = STEP) -> dict:
-        """The event, with noise of the stranger's class in the place of Gaussian noise."""
-        std = event.mechanism.std
-        mechanism = {
-            "class": self.noise,
-            "parameters": {"std": std},
-            "digest": behaviour(event.mechanism),
-        }
-        return {**event_to_dict(event), "mechanism": mechanism}
-
-    def named_in(self, said: object) -> bool:
-        return f"--trust {self.noise}" in " ".join(str(said).split())
-
-
-@pytest.fixture
-def stranger(tmp_path, monkeypatch) -> Iterator[Stranger]:
-    """A new name for every test: a class that was imported once is known from then on."""
-    own = Stranger(f"stranger_{next(_numbers)}", tmp_path / "imported")
-    (tmp_path / f"{own.module}.py").write_text(SOURCE.format(marker=str(own.marker)))
-    monkeypatch.chdir(tmp_path)
-    # As `python -m udpfl` has it. Nothing may rest on the module being out of reach.
-    monkeypatch.syspath_prepend(tmp_path)
-    yield own
-    sys.modules.pop(own.module, None)
-
-
-@pytest.fixture
-def elsewhere(stranger, monkeypatch) -> Stranger:
-    """The same where the current folder is not on the path, as with the installed command."""
-    here = str(Path.cwd())
-    monkeypatch.setattr(sys, "path", [place for place in sys.path if place not in ("", here)])
-    return stranger
 
 
 def ledger_of(path: Path) -> Path:
     with udpfl.Ledger(path) as ledger:
         ledger.set_budget(ledger.account("alice", "f" * 32), udpfl.Budget(50.0, 1e-5))
     return path
-
-
-def invoke(*arguments: object):
-    return CliRunner().invoke(app, list(map(str, arguments)), env={"COLUMNS": "300"})
 
 
 # Events
@@ -247,171 +156,6 @@ def test_a_row_of_a_ledger_imports_nothing(stranger, tmp_path):
     assert 0 < row["left"] < 1
     assert "strange" in invoke("budget", "history", ledger, *trusted).stdout.lower()
     assert invoke("budget", "verify", ledger, *trusted).exit_code == 0
-
-
-# Run folders
-
-
-class PowerCut(Exception):
-    pass
-
-
-class Stops(Seen):
-    """A crash after the first round."""
-
-    def on_round(self, row):
-        raise PowerCut
-
-
-def settings(folder: Path, **training: object) -> dict:
-    quick = {"rounds": 2, "local_steps": 1, "evaluate_every": 2, **training}
-    return {
-        "data": {"clients": 2, "declared_sizes": 20, "test": 0.4},
-        "privacy": {"mechanism": "gaussian", "epsilon": 4.0, "accountant": "rdp"},
-        "training": quick,
-        "out": str(folder),
-    }
-
-
-@pytest.fixture
-def begun(tmp_path) -> Path:
-    """A run folder after a crash."""
-    folder = tmp_path / "run"
-    with pytest.raises(PowerCut):
-        udpfl.run(settings(folder), model=linear(), data=blobs(), observers=[Stops()])
-    return folder
-
-
-@pytest.fixture
-def finished(tmp_path) -> Path:
-    """A whole run folder that has nothing handed over in Python."""
-    config = {**settings(tmp_path / "run"), "model": {"name": "logistic"}}
-    config["data"] |= {"name": "tests.test_imports:load_blobs"}
-    return udpfl.run(config).folder
-
-
-def load_blobs(*, seed, directory, test, options):
-    return blobs()
-
-
-def rename(folder: Path, stranger: Stranger) -> None:
-    """Have participants.json name the stranger's class."""
-    people = json.loads((folder / "participants.json").read_text())
-    for person in people:
-        person["release"] = stranger.event(event_from_dict(person["release"]))
-    (folder / "participants.json").write_text(json.dumps(people))
-
-
-def test_participants_import_nothing_on_resume(stranger, begun):
-    rename(begun, stranger)
-    before = {path: path.read_bytes() for path in begun.rglob("*") if path.is_file()}
-    with pytest.raises(udpfl.Unsupported) as refused:
-        udpfl.run(resume=begun, model=linear(), data=blobs())
-    assert stranger.named_in(refused.value)
-    assert not stranger.was_imported
-    assert {path: path.read_bytes() for path in begun.rglob("*") if path.is_file()} == before
-    plugins.trust(stranger.noise)
-    with pytest.raises(udpfl.InvalidInput, match=r"participants\.json is not the file"):
-        udpfl.run(resume=begun, model=linear(), data=blobs())
-    assert stranger.was_imported
-
-
-def test_participants_import_nothing_in_a_report_or_an_audit(stranger, finished):
-    rename(finished, stranger)
-    assert invoke("report", finished).exit_code == 1  # it was edited, and has a page all the same
-    assert f"{stranger.noise} (std " in (finished / "report.html").read_text()
-    refused = invoke("audit", "run", finished, "--canaries", 0, "--trials", 1000)
-    assert isinstance(refused.exception, udpfl.Unsupported)
-    assert stranger.named_in(refused.exception)
-    assert not stranger.was_imported
-    assert invoke("report", finished, "--trust", stranger.noise).exit_code == 1
-    audited = invoke("audit", "run", finished, "--canaries", 0, "--trials", 1000, "--json",
-                     "--trust", stranger.noise)  # fmt: skip
-    assert audited.exit_code == 0, audited.output
-    assert json.loads(audited.stdout)
-
-
-NAMES = {
-    "model.name": ('name = "logistic"', "{}:build"),
-    "data.name": ('name = "tests.test_imports:load_blobs"', "{}:load"),
-    "training.algorithm": ('algorithm = "fedavg"', "{}:Method"),
-    "privacy.mechanism": ('mechanism = "gaussian"', "{}:Noise"),
-}
-
-
-@pytest.mark.parametrize("key", NAMES)
-def test_the_configuration_in_a_run_folder_imports_nothing(elsewhere, finished, key):
-    stranger, (old, new) = elsewhere, NAMES[key]
-    place = new.format(stranger.module)
-    text = (finished / "config.toml").read_text()
-    assert text.count(old) == 1
-    (finished / "config.toml").write_text(text.replace(old, f'{old.split(" = ")[0]} = "{place}"'))
-    uses = (
-        lambda: udpfl.run(resume=finished),
-        lambda: audit_run(finished, canaries=0, trials=1000),
-        lambda: connect(finished, finished),
-    )
-    before = list(sys.path)
-    for use in uses:
-        with pytest.raises(udpfl.Unsupported) as refused:
-            use()
-        assert f"{key} = '{place}'" in str(refused.value)
-        assert f"--trust {place}" in str(refused.value)
-    assert sys.path == before
-    assert not stranger.was_imported
-    plugins.trust(place)
-    with pytest.raises(udpfl.InvalidInput, match=r"config\.toml is not the file"):
-        udpfl.run(resume=finished)
-
-
-def test_a_mechanism_that_is_imported_already_may_be_in_a_stored_configuration(stranger):
-    plugins.require_trusted("mechanisms", "gaussian")
-    with pytest.raises(udpfl.Unsupported):
-        plugins.require_trusted("mechanisms", stranger.noise)
-    __import__(stranger.module)
-    plugins.require_trusted("mechanisms", stranger.noise)
-    with pytest.raises(udpfl.Unsupported):  # the file would choose its arguments
-        plugins.require_trusted("models", f"{stranger.module}:build")
-    del sys.modules[stranger.module]
-    with pytest.raises(udpfl.Unsupported):  # the class is there, and its module would be run again
-        plugins.require_trusted("mechanisms", stranger.noise)
-
-
-def test_a_comparison_goes_on_with_what_its_own_configuration_names(stranger, tmp_path):
-    """In a process of its own, a job has nothing but its configuration."""
-    config = settings(tmp_path / "run")
-    config["data"] |= {"name": f"{__name__}:load_blobs"}
-    config |= {"model": {"name": "logistic"}}
-    folder = udpfl.run(config).folder
-    (folder / "summary.json").unlink()
-    text = (folder / "config.toml").read_text()
-    own = text.replace('"fedavg"', f'"{stranger.module}:Method"')
-    (folder / "config.toml").write_text(own)
-    assert stranger.module in (failed := Job(folder, load(config)).train(lambda share: None))
-    assert "--trust" in failed
-    assert not stranger.was_imported
-    failed = Job(folder, load(folder / "config.toml")).train(lambda share: None)
-    assert "config.toml is not the file that the run began with" in failed
-    assert stranger.was_imported
-
-
-class Interrupted(FedAvg):
-    """Someone presses Ctrl-C in the first round."""
-
-    def aggregate(self, *arguments):
-        signal.raise_signal(signal.SIGINT)
-        return super().aggregate(*arguments)
-
-
-def test_an_interrupted_run_says_what_has_to_be_trusted_to_go_on(tmp_path):
-    (tmp_path / "mine.toml").write_text(
-        f'model.name = "logistic"\ndata.name = "{__name__}:load_blobs"\ndata.clients = 2\n'
-        f'training = {{ algorithm = "{__name__}:Interrupted", rounds = 2 }}\n'
-        'privacy = "none"\n'
-    )
-    stopped = invoke("run", tmp_path / "mine.toml", "--out", tmp_path / "run")
-    again = f"--resume {tmp_path / 'run'} --trust {__name__}:load_blobs --trust {__name__}:Interr"
-    assert again in " ".join(stopped.output.split())
 
 
 # Messages
