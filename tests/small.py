@@ -59,10 +59,6 @@ class Stops(Observer):
     def __init__(self, after):
         self.after = after
 
-    def on_message(self, message): ...
-
-    def on_model(self, round_, model): ...
-
     def on_round(self, row):
         if row["round"] == self.after:
             raise PowerCut
