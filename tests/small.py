@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from udpfl.federation.observers import Observer
@@ -21,6 +22,10 @@ def linear():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return nn.Linear(4, 2)
+
+
+def cross_entropy(outputs, targets):
+    return F.cross_entropy(outputs, targets, reduction="none")
 
 
 class Wide(nn.Module):

@@ -22,7 +22,7 @@ from torch import nn
 
 from examples.plugin.udpfl_example.fedcm import FedCM
 from tests.conftest import Logistic
-from tests.engine.test_engine import Noted
+from tests.engine.oracle import Noted
 from tests.federation.test_federation import Counting
 from udpfl.accounting.events import Composed, PoissonSampled, Release, leaves
 from udpfl.algorithms import BUILT_IN, Algorithm, PublicData, local_update, weighted_mean

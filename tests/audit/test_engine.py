@@ -13,6 +13,7 @@ import torch
 from scipy.special import logsumexp
 from torch import nn
 
+from tests.small import cross_entropy
 from udpfl import Gaussian, Laplace, Release, Repeated, Sensitivity, account
 from udpfl.audit import Subject, audit_engine
 from udpfl.audit.power import Spread, refuted_always
@@ -34,10 +35,6 @@ from udpfl.errors import InvalidInput
 DELTA, TRIALS = 0.05, 4_000
 FEATURES = 6
 DIMENSION = 2 * FEATURES
-
-
-def cross_entropy(outputs, targets):
-    return nn.functional.cross_entropy(outputs, targets, reduction="none")
 
 
 def subject(noise, *, others=0, rate=1.0, steps=1, size=10.0, protection=None):

@@ -14,7 +14,8 @@ import torch.nn.functional as F  # noqa: E402, N812
 from torch import nn  # noqa: E402
 
 import udpfl  # noqa: E402
-from tests.engine.test_engine import assert_same_sums, cross_entropy, labels, oracle_sum  # noqa: E402
+from tests.engine.oracle import assert_same_sums, labels, oracle_sum  # noqa: E402
+from tests.small import cross_entropy  # noqa: E402
 from udpfl.engine import LaneModel, NormClipper  # noqa: E402
 from udpfl.errors import InvalidInput  # noqa: E402
 from udpfl.models import build  # noqa: E402
