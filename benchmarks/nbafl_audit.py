@@ -32,8 +32,8 @@ from udpfl.algorithms import ClientMessage
 from udpfl.audit import Releases, audit_releases
 from udpfl.data import load
 from udpfl.engine import BallClipper, MechanismNoiser, Noiseless, Unclipped
-from udpfl.federation import Observer, Participant, run
-from udpfl.federation.local_training import Protection, planned_protection
+from udpfl.federation import Observer, Protection, ReleasePlan, run
+from udpfl.federation.protection import planned_protection
 from udpfl.mechanisms import Gaussian
 
 DOCUMENT = ROOT / "docs" / "methods.md"
@@ -85,8 +85,8 @@ def upload(records: Arrays, rounds: int, clip: float | None) -> tuple[NDArray[np
     """
     noise: list[float] = []
 
-    def bare(people: Sequence[Participant]) -> Any:
-        clipper, noiser = planned_protection(people)
+    def bare(plans: Sequence[ReleasePlan]) -> Any:
+        clipper, noiser = planned_protection(plans)
         assert isinstance(clipper, BallClipper)
         assert isinstance(noiser, MechanismNoiser)
         noise.append(noiser.mechanisms[0].noise_std)

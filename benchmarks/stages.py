@@ -42,8 +42,8 @@ STAGES: Mapping[str, Sequence[str]] = {
         "udpfl.runs.folder:RunFolder.write_checkpoint",
         "udpfl.runs.folder:RunFolder.append_metrics",
     ),
-    "evaluation": ("udpfl.federation.rounds:evaluate",),
-    "statements": ("udpfl.federation.rounds:Federation.statements",),
+    "evaluation": ("udpfl.federation.setup:evaluate",),
+    "statements": ("udpfl.federation.statements:Statements.of_all",),
 }
 OPTIONAL = ("evaluation", "statements")
 """What `training.evaluate_every` decides: how good the model is, and what it has cost so far."""

@@ -29,12 +29,15 @@ from udpfl.algorithms import BUILT_IN, Algorithm, PublicData, local_update, weig
 from udpfl.config import load
 from udpfl.engine import Keyed, LaneModel, Limits, MechanismNoiser
 from udpfl.errors import InvalidInput, UdpflError
+from udpfl.federation import Request, Trainer
 from udpfl.federation import participants as planning
+from udpfl.federation.builders import algorithm_of
+from udpfl.federation.calibration import plan_releases
 from udpfl.federation.combinations import check_combination
-from udpfl.federation.local_training import CLIP, WEAKEST, Request, Trainer
-from udpfl.federation.participants import participants, selection
-from udpfl.federation.parts import algorithm_of
+from udpfl.federation.request import CLIP, WEAKEST
+from udpfl.federation.selection import draw_schedule
 from udpfl.federation.stages.trusted_server import TrustedServer
+from udpfl.federation.staging import sum_noise
 from udpfl.mechanisms import Gaussian, Laplace, Staircase
 from udpfl.runs.folder import RunFolder
 
@@ -268,8 +271,8 @@ def set_up(method, unit, stages, mechanism, norm="l2"):
     check_combination(config, algorithm)
     x, y = data()
     algorithm.prepare(PublicData(model(), x[:0], y[:0], 0))
-    people = participants(
-        config, [RECORDS] * CLIENTS, selection(config), model().layout.dimension, algorithm
+    people = plan_releases(
+        config, [RECORDS] * CLIENTS, draw_schedule(config), model().layout.dimension, algorithm
     )
     return config, algorithm, people
 
@@ -344,7 +347,7 @@ def crossed(config, algorithm, people, seed, releases, folder):
 
 def summed(people, with_it, without, seed, releases, folder):
     """A trusted server's sum with a client and without one, who adds nothing then."""
-    server = TrustedServer.of(RunFolder(folder), "key", Keyed(seed), people)
+    server = TrustedServer(RunFolder(folder), "key", Keyed(seed), sum_noise(people))
     updates = with_it.tensors["update"]
     assert torch.equal(updates[1:], without.tensors["update"][1:])
     releases.clear()

@@ -75,7 +75,7 @@ def test_no_package_imports_from_one_above_or_beside():
     "line",
     [
         "from udpfl.federation import run",
-        "import udpfl.federation.rounds",
+        "import udpfl.federation.loop",
         "def late():\n    from udpfl.report import write_report",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from udpfl.cli import app",
         "from udpfl import run",

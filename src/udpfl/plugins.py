@@ -1,8 +1,8 @@
-"""Models, data sets, methods and mechanisms of one's own, found by name.
+"""Models, data sets, methods, mechanisms and stages of one's own, found by name.
 
 A name is, in this order, built in, a place to import from ("package.module:attribute"), or an
 entry point that an installed package declares in the group `udpfl.models`, `udpfl.data`,
-`udpfl.algorithms` or `udpfl.mechanisms`:
+`udpfl.algorithms`, `udpfl.mechanisms` or `udpfl.stages`:
 
     [project.entry-points."udpfl.models"]
     resnet = "my_package.networks:resnet"
@@ -27,13 +27,14 @@ from typing import Any, Literal
 from udpfl.errors import InvalidInput, UdpflError, Unsupported
 from udpfl.mechanisms import Mechanism
 
-Kind = Literal["models", "data", "algorithms", "mechanisms"]
+Kind = Literal["models", "data", "algorithms", "mechanisms", "stages"]
 
 _CONFIG_KEYS: dict[Kind, str] = {
     "models": "model.name",
     "data": "data.name",
     "algorithms": "training.algorithm",
     "mechanisms": "privacy.mechanism",
+    "stages": "training.stages",
 }
 _named: set[str] = set()
 """Places that this process imported from because a person named them."""

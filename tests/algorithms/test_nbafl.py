@@ -30,8 +30,8 @@ from udpfl.algorithms.nbafl import NbAFL
 from udpfl.audit import Releases, audit_releases
 from udpfl.engine import BallClipper, Entropy, Keyed, MechanismNoiser, NormClipper
 from udpfl.errors import BudgetExceeded, InvalidInput, Unsupported
-from udpfl.federation.local_training import planned_protection
-from udpfl.federation.participants import Participant
+from udpfl.federation.plan import ReleasePlan
+from udpfl.federation.protection import planned_protection
 from udpfl.federation.stages.downlink_noise import DownlinkNoise
 from udpfl.ledger.ledger import Ledger
 from udpfl.runs.folder import RunFolder
@@ -66,7 +66,7 @@ def federate(tmp_path):
 
 def people_of(result):
     rows = RunFolder(result.folder).read_json("participants.json")
-    return [Participant.from_dict(row) for row in rows]
+    return [ReleasePlan.from_dict(row) for row in rows]
 
 
 def method(rounds, clients, **options):

@@ -370,7 +370,7 @@ def with_noise(monkeypatch, where, factor):
     ("training", "where"),
     [
         (TRUSTED, "udpfl.federation.stages.trusted_server.MechanismNoiser"),
-        ("rounds = 3", "udpfl.federation.local_training.MechanismNoiser"),
+        ("rounds = 3", "udpfl.federation.protection.MechanismNoiser"),
     ],
 )
 def test_a_client_that_gets_too_little_noise_is_found(tmp_path, monkeypatch, training, where):

@@ -630,7 +630,7 @@ def test_a_run_that_is_refused_at_the_last_moment_leaves_the_ledger_as_it_was(
     run(tmp_path, "first", privacy={"epsilon": 0.5})
     with opened(tmp_path) as ledger:
         before = ledger.decisions()
-    monkeypatch.setattr("udpfl.federation.admission._fits", lambda *_: True)
+    monkeypatch.setattr("udpfl.federation.admission.fitting.fits_budget", lambda *_: True)
     with pytest.raises(BudgetExceeded, match="nothing was reserved"):
         run(tmp_path, "second", seed=1, privacy={"epsilon": 6.0})
     with opened(tmp_path) as ledger:

@@ -23,10 +23,10 @@ from udpfl.algorithms.base import local_update
 from udpfl.algorithms.fedavg import FedAvg
 from udpfl.engine import Keyed, LaneModel, Limits, MechanismNoiser, NormClipper, Unclipped
 from udpfl.errors import BudgetExceeded, InvalidInput, LedgerError, Unsupported
-from udpfl.federation import local_training
-from udpfl.federation.local_training import Request, Trainer
-from udpfl.federation.participants import Participant
+from udpfl.federation import Request, Trainer, local_training
+from udpfl.federation.plan import ReleasePlan
 from udpfl.federation.stages.trusted_server import TrustedServer
+from udpfl.federation.staging import sum_noise
 from udpfl.ledger.ledger import Ledger
 from udpfl.runs.folder import RunFolder
 
@@ -54,7 +54,7 @@ def federate(tmp_path):
 
 def people_of(result):
     rows = RunFolder(result.folder).read_json("participants.json")
-    return [Participant.from_dict(row) for row in rows]
+    return [ReleasePlan.from_dict(row) for row in rows]
 
 
 # Clipping a whole update
@@ -202,8 +202,8 @@ def test_coins_fall_as_often_as_they_should(federate, monkeypatch):
 def test_the_mean_is_the_sum_over_a_public_number(tmp_path):
     folder = RunFolder.create(tmp_path / "run")
     release = Release(udpfl.Gaussian(1e-9), udpfl.Sensitivity(1.0, "l2", 3), "client")
-    people = [Participant(str(i), 10, 1.0, 5, 1, release, participation=0.5) for i in range(4)]
-    server = TrustedServer.of(folder, "k", Keyed(0), people)
+    people = [ReleasePlan(str(i), 10, 1.0, 5, 1, release, participation=0.5) for i in range(4)]
+    server = TrustedServer(folder, "k", Keyed(0), sum_noise(people))
     messages = [
         ClientMessage(str(i), 1, {"update": torch.full((3,), 0.1 * i)}, (), {"declared_size": 10})
         for i in range(3)  # one of four was refused: the denominator stays
@@ -220,8 +220,13 @@ def test_one_noise_is_for_clients_that_planned_for_the_same(tmp_path):
     """Else somebody's update would get less noise than its plan says."""
     folder = RunFolder.create(tmp_path / "run")
     bound = udpfl.Sensitivity(1.0, "l2", 3)
-    plan = Participant("a", 10, 1.0, 5, 1, Release(udpfl.Gaussian(1.0), bound, "client"))
-    assert TrustedServer.of(folder, "k", Keyed(0), [plan, replace(plan, name="b")]).clients == 2
+    plan = ReleasePlan("a", 10, 1.0, 5, 1, Release(udpfl.Gaussian(1.0), bound, "client"))
+    assert (
+        TrustedServer(
+            folder, "k", Keyed(0), sum_noise([plan, replace(plan, name="b")])
+        ).noise.clients
+        == 2
+    )
     for other in (
         {"release": Release(udpfl.Gaussian(2.0), bound, "client")},
         {"release": Release(udpfl.Gaussian(1.0), replace(bound, bound=0.5), "client")},
@@ -229,14 +234,16 @@ def test_one_noise_is_for_clients_that_planned_for_the_same(tmp_path):
         {"factors": (1.0, 1.0, 1.0, 1.0, 2.0)},
     ):
         with pytest.raises(Unsupported, match="one noise"):
-            TrustedServer.of(folder, "k", Keyed(0), [plan, replace(plan, name="b", **other)])
+            TrustedServer(
+                folder, "k", Keyed(0), sum_noise([plan, replace(plan, name="b", **other)])
+            )
 
 
 def test_every_round_has_a_noise_of_its_own(tmp_path):
     """Also where draws are seeded: two sums with one noise are told apart by their difference."""
     release = Release(udpfl.Gaussian(1.0), udpfl.Sensitivity(1.0, "l2", 500), "client")
-    people = [Participant(str(i), 10, 1.0, 5, 1, release) for i in range(2)]
-    server = TrustedServer.of(RunFolder.create(tmp_path / "run"), "k", Keyed(0), people)
+    people = [ReleasePlan(str(i), 10, 1.0, 5, 1, release) for i in range(2)]
+    server = TrustedServer(RunFolder.create(tmp_path / "run"), "k", Keyed(0), sum_noise(people))
     first, second = (server.noisy_sum(round_, torch.zeros(2, 500)) for round_ in (1, 2))
     assert abs(np.corrcoef(first, second)[0, 1]) < 6 / np.sqrt(500)
 
@@ -244,10 +251,10 @@ def test_every_round_has_a_noise_of_its_own(tmp_path):
 def test_after_a_crash_the_same_noise_is_used_again(tmp_path):
     folder = RunFolder.create(tmp_path / "run")
     release = Release(udpfl.Gaussian(1.0), udpfl.Sensitivity(1.0, "l2", 50), "client")
-    people = [Participant("a", 10, 1.0, 5, 1, release)]
+    people = [ReleasePlan("a", 10, 1.0, 5, 1, release)]
     message = ClientMessage("a", 1, {"update": torch.zeros(50)}, (), {"declared_size": 10})
     fresh = [
-        TrustedServer.of(folder, "k", udpfl.engine.Entropy(), people).receive(
+        TrustedServer(folder, "k", udpfl.engine.Entropy(), sum_noise(people)).receive(
             round_, {}, [message]
         )[0]
         for round_ in (1, 1, 2)
@@ -419,7 +426,9 @@ def test_updates_are_within_the_bound_when_they_are_summed(tmp_path):
     """Rounding on the way may lengthen an update: the server clips once more."""
     folder = RunFolder.create(tmp_path / "run")
     release = Release(udpfl.Gaussian(1e-12), udpfl.Sensitivity(1.0, "l2", 3), "client")
-    server = TrustedServer.of(folder, "k", Keyed(0), [Participant("a", 9, 1.0, 5, 1, release)])
+    server = TrustedServer(
+        folder, "k", Keyed(0), sum_noise([ReleasePlan("a", 9, 1.0, 5, 1, release)])
+    )
     long = ClientMessage("a", 1, {"update": torch.tensor([3.0, 4.0, 0.0])}, (), {})
     (merged,) = server.receive(1, {}, [long])
     assert merged.tensors["update"].tolist() == pytest.approx([0.6, 0.8, 0.0], rel=1e-3)
@@ -428,7 +437,9 @@ def test_updates_are_within_the_bound_when_they_are_summed(tmp_path):
 def test_an_empty_file_is_not_taken_for_no_file(tmp_path):
     folder = RunFolder.create(tmp_path / "run")
     release = Release(udpfl.Gaussian(1.0), udpfl.Sensitivity(1.0, "l2", 3), "client")
-    server = TrustedServer.of(folder, "k", Keyed(0), [Participant("a", 9, 1.0, 5, 1, release)])
+    server = TrustedServer(
+        folder, "k", Keyed(0), sum_noise([ReleasePlan("a", 9, 1.0, 5, 1, release)])
+    )
     folder.write_aggregate(1, b"")
     with pytest.raises(InvalidInput):
         server.receive(1, {}, [ClientMessage("a", 1, {"update": torch.zeros(3)}, (), {})])
@@ -775,7 +786,7 @@ def trained_together(algorithm, sizes, steps=3):
     sensitivity = Sensitivity(bound, "l2", model.layout.dimension)
     release = Release(udpfl.Gaussian(1e-9), sensitivity, "client")
     people = [
-        Participant(str(i), 20, 1.0, 1, steps, release, diameter=bound == 2.0)
+        ReleasePlan(str(i), 20, 1.0, 1, steps, release, diameter=bound == 2.0)
         for i in range(len(sizes))
     ]
     trainer = Trainer("key", model, x, y, algorithm, Keyed(0), Limits(8, 512))

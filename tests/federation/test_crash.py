@@ -31,7 +31,7 @@ from udpfl import Budget, Composed, PoissonSampled, Repeated, account, running
 from udpfl.accounting.serial import event_from_dict
 from udpfl.algorithms.message import ClientMessage, tensors_from_bytes
 from udpfl.cli import main
-from udpfl.federation.rounds import Federation
+from udpfl.federation.watchers import Checkpoints
 from udpfl.ledger.ledger import Ledger
 from udpfl.ledger.outbox import Outbox
 from udpfl.runs.folder import RunFolder
@@ -338,7 +338,7 @@ def killed_at_random(place, kills, rounds, seed):
     place.go()
     for _ in range(kills):
         (place.here / "reached").unlink(missing_ok=True)
-        before, traps = len(place.truth()), [(Federation, "train", 1, wait)]
+        before, traps = len(place.truth()), [(Checkpoints, "restore", 1, wait)]
         begun = (place.run / "run.json").exists()
         process = place.resume(traps) if begun else place.begin(f"training.rounds={rounds}", traps)
         process.until(place.reached)

@@ -12,7 +12,7 @@ from torch import nn
 from tests.engine.isolated import VECTORS, same
 from tests.federation.refused import assert_nothing_charged, run, sentences
 from udpfl.errors import InvalidInput, Unsupported
-from udpfl.federation.parts import prepared
+from udpfl.federation.builders import prepared
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -44,8 +44,15 @@ from udpfl.accounting.serial import event_from_dict, event_to_json
 from udpfl.algorithms import Algorithm, ClientMessage, FedAvg, weighted_mean
 from udpfl.data import as_dataset
 from udpfl.engine import Keyed, LaneModel, Limits, Noiseless, NormClipper, train_round
-from udpfl.federation import Clients, Participant, Request, RunFolder, Site, Trainer
-from udpfl.federation.local_training import planned_protection
+from udpfl.federation import (
+    InProcessClients,
+    LocalClient,
+    ReleasePlan,
+    Request,
+    RunFolder,
+    Trainer,
+)
+from udpfl.federation.protection import planned_protection
 from udpfl.ledger.ledger import Ledger
 
 DIMENSION = 43  # of `network()`
@@ -688,7 +695,7 @@ def test_recorded_updates_are_the_released_messages(federate):
         for round_ in (2, 4)
         for client in range(3)
     ]
-    people = {row["name"]: Participant.from_dict(row) for row in read(result, "participants.json")}
+    people = {row["name"]: ReleasePlan.from_dict(row) for row in read(result, "participants.json")}
     sent = {(message.round, message.client): message for message in watch.messages}
     for path in files:
         kept = ClientMessage.from_bytes(path.read_bytes())
@@ -745,8 +752,8 @@ def answers_alone(path, round_, clients, start=None):
     with Ledger(Path(path)) as ledger:
         ledger.begin_run("run", randomness="seeded", accounting="vector", description={})
         sites = [
-            Site(
-                Participant(f"site-{i}", 30, 0.5, 4, 2, NOISE),
+            LocalClient(
+                ReleasePlan(f"site-{i}", 30, 0.5, 4, 2, NOISE),
                 ledger.account(f"site-{i}", f"data-{i}"),
                 torch.arange(30 * i, 30 * i + 30),
             )
@@ -756,9 +763,9 @@ def answers_alone(path, round_, clients, start=None):
             "key", model, torch.from_numpy(x), torch.from_numpy(y),
             Counting(udpfl.algorithms.ServerStep()), Keyed(5), Limits(2, 100),
         )  # fmt: skip
-        half = Clients("run", trainer, ledger)
+        half = InProcessClients(sites, "run", trainer, ledger)
         received = {"model": model.initial() if start is None else start}
-        answers = half.answer(Request(round_, received, 0.4), sites)
+        answers = half.answer(Request(round_, received, 0.4), range(len(sites)))
         counts = Counter()
         for entry in ledger.history():
             counts[entry.client] += entry.count

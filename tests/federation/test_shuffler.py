@@ -39,7 +39,7 @@ from udpfl.config import load
 from udpfl.data import as_dataset
 from udpfl.engine import Keyed
 from udpfl.errors import InvalidInput
-from udpfl.federation.parts import loss_of
+from udpfl.federation.builders import loss_of
 from udpfl.federation.stages.shuffler import Shuffler, by_content
 from udpfl.ledger.ledger import Ledger
 from udpfl.mechanisms import Gaussian

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
-from udpfl.algorithms import ClientMessage
+from udpfl import Gaussian
+from udpfl.algorithms import ClientMessage, OwnNoise
 from udpfl.config import load
+from udpfl.engine import Entropy
 from udpfl.errors import Unsupported
-from udpfl.federation.simulation import _stages
+from udpfl.federation import ReleasePlan, RunFolder
 from udpfl.federation.stages import Stage
 from udpfl.federation.stages.adaptive_clip import AdaptiveClip
 from udpfl.federation.stages.averaging import Averaging
 from udpfl.federation.stages.budget_pull import BudgetPull
+from udpfl.federation.stages.downlink_noise import DownlinkNoise
+from udpfl.federation.stages.shuffler import Shuffler
+from udpfl.federation.stages.trusted_server import TrustedServer
+from udpfl.federation.staging import build_stages
 
 
 def message(client, size=1, **tensors):
@@ -84,15 +91,17 @@ def test_models_are_averaged_over_rounds():
 def test_whoever_adds_noise_comes_first_and_names_are_taken_off_last():
     config = load(
         {
-            "training": {"penalty": 1.0},
+            "training": {"penalty": 1.0, "shuffle": True, "stages": [f"{__name__}:Doubled"]},
             "privacy": {"clip_quantile": 0.5, "epsilon": [1.0, 8.0]},
         }
     )
-    trusted, shuffler, downlink = Stage(), Stage(), Stage()
-    found = _stages(config, [], torch.zeros(1), trusted, shuffler, downlink)
-    assert found[0] is trusted
-    assert [type(stage) for stage in found[1:3]] == [BudgetPull, AdaptiveClip]
-    assert found[3:5] == [shuffler, downlink]
-    assert isinstance(found[5], Averaging)
-    plain = _stages(load(), [], torch.zeros(1), None, None, None)
-    assert [type(stage) for stage in plain] == [Averaging]
+    noise = OwnNoise(Gaussian(1.0), Gaussian(1.0), "")
+    plans = [ReleasePlan("a", 10, 1.0, 5, 1)]
+    found = build_stages(config, plans, noise, RunFolder(Path()), "key", Entropy())
+    kinds = [TrustedServer, BudgetPull, AdaptiveClip, Shuffler, Doubled, DownlinkNoise]
+    assert [type(stage) for stage in found] == kinds
+    assert build_stages(load(), plans, None, None, "key", Entropy()) == []
+
+
+class Doubled(Stage):
+    """A stage of one's own."""

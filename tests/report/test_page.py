@@ -32,7 +32,7 @@ from udpfl.accounting.budget import Budget
 from udpfl.accounting.statement import shown
 from udpfl.cli.run import show
 from udpfl.data import DataSet
-from udpfl.federation.participants import Participant
+from udpfl.federation.plan import ReleasePlan
 from udpfl.ledger.ledger import Ledger
 from udpfl.report import read_run, run_page, write_report
 from udpfl.report.charts import run_charts
@@ -176,7 +176,7 @@ def test_a_run_stopped_between_evaluations_says_what_it_has_spent(tmp_path, shar
     folder = crashed(tmp_path / "r", 5, privacy={"epsilon": [1, 2, 4], **own})
     record = read_run(folder)
     assert record.measured == []
-    people = [Participant.from_dict(row) for row in record_of(folder, "participants.json")]
+    people = [ReleasePlan.from_dict(row) for row in record_of(folder, "participants.json")]
     if shared:
         with Ledger(ledger, read_only=True) as opened:
             rules = [opened.filter(opened.account_of(person.name)) for person in people]

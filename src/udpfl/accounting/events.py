@@ -12,7 +12,7 @@ Composed         several events, one after another (adaptively)
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from udpfl.errors import InvalidInput, Unsupported
@@ -48,6 +48,11 @@ class Release:
             raise InvalidInput("sensitivity", f"must be a Sensitivity, got {self.sensitivity!r}")
         if self.unit not in get_args(Unit):
             raise InvalidInput("unit", f"must be record or client, got {self.unit!r}")
+
+    def scaled(self, *, noise: float = 1.0, clip: float = 1.0) -> Release:
+        """With other noise, or with both noise and clip in another unit of length."""
+        bound = replace(self.sensitivity, bound=self.sensitivity.bound * clip)
+        return replace(self, mechanism=self.mechanism.scaled(noise * clip), sensitivity=bound)
 
 
 @dataclass(frozen=True)
@@ -153,6 +158,12 @@ class Composed:
 
 Leaf = Release | PureDP | PoissonSampled | SecretlySelected | Shuffled | NominallyShuffled
 Event = Leaf | Repeated | Composed
+
+
+def message_of(release: Release, rate: float = 1.0, shuffled: int = 0) -> Event:
+    """One message of a client: a release on a Poisson sample, and with how many it is shuffled."""
+    message = PoissonSampled(rate, release)
+    return Shuffled(message, shuffled) if shuffled else message
 
 
 def leaves(event: Event) -> dict[Leaf, int]:

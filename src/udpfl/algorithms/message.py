@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from udpfl.errors import InvalidInput, MissingExtra
@@ -41,6 +42,10 @@ class ClientMessage:
         """The same message with tensors and metadata of its own."""
         tensors = {name: tensor.detach().clone() for name, tensor in self.tensors.items()}
         return replace(self, tensors=tensors, metadata=dict(self.metadata))
+
+    def to(self, device: torch.device) -> ClientMessage:
+        """The same message with its tensors on a device."""
+        return replace(self, tensors={n: tensor.to(device) for n, tensor in self.tensors.items()})
 
     def to_bytes(self) -> bytes:
         """A safetensors file with everything else in its header."""

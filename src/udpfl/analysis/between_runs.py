@@ -7,7 +7,6 @@ client of either run trained on is left out, record by record, however the two r
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -28,15 +27,13 @@ from udpfl.algorithms.curves import (
     find_curve,
 )
 from udpfl.algorithms.message import tensors_from_bytes
-from udpfl.config import Config, load
-from udpfl.data import DataSet
 from udpfl.data.records import Indices, Records
 from udpfl.engine import LaneModel
 from udpfl.errors import InvalidInput
+from udpfl.federation.builders import device_of, prepared, with_parameters
 from udpfl.federation.evaluation import Evaluation, evaluate
 from udpfl.federation.names import settings_of
-from udpfl.federation.parts import dataset_of, device_of, loss_of, network_of, prepared
-from udpfl.federation.shares import divided
+from udpfl.federation.setup import Setup
 from udpfl.runs.folder import RunFolder
 
 _FEWEST = 20
@@ -50,14 +47,14 @@ class Trained:
     """A finished run: its data as it was dealt out, its network with the trained weights."""
 
     path: Path
-    settings: Config
-    data: DataSet
-    held: Indices
-    """Training records of its clients."""
-    public: Indices
-    network: nn.Module
+    setup: Setup
     stamp: dict[str, Any]
     """What the model file says of itself."""
+
+    @property
+    def held(self) -> Indices:
+        """Training records of its clients."""
+        return np.concatenate(self.setup.parts)
 
     @classmethod
     def of(cls, path: Path) -> Trained:
@@ -71,18 +68,13 @@ class Trained:
                 "run",
                 f"{str(path)!r} has no model: not finished, or nobody trained in it",
             )
-        settings = settings_of(folder)
-        data = dataset_of(settings, None, None)
-        if data.owners is not None and len(data.owners) != settings.data.clients:
-            settings = load(settings, {"data": {"clients": len(data.owners)}})
-        parts, public = divided(settings, data)
-        network = network_of(settings, None, data)
+        setup = Setup.of(settings_of(folder))
         tensors, stamp = tensors_from_bytes(folder.model.read_bytes())
         try:
-            network.load_state_dict(tensors)
+            setup.network.load_state_dict(tensors)
         except RuntimeError as error:
             raise InvalidInput("run", f"{folder.model} does not fit its model: {error}") from None
-        return cls(path, settings, data, np.concatenate(parts), public, network, stamp)
+        return cls(path, setup, stamp)
 
 
 @dataclass(frozen=True)
@@ -122,13 +114,8 @@ class Connection:
 
     def at(self, p: float) -> dict[str, Tensor]:
         """The model at p under its own parameter names, for saving."""
-        network = copy.deepcopy(self.network)
-        named = self.model.layout.named(self.found.curve.point(p).cpu())
-        with torch.no_grad():
-            for name, parameter in network.named_parameters():
-                if name in named:
-                    parameter.copy_(named[name])
-        return dict(network.state_dict())
+        flat = self.found.curve.point(p)
+        return dict(with_parameters(self.network, self.model, flat).state_dict())
 
     def stamp(self, p: float) -> dict[str, Any]:
         """What a saved model says of itself."""
@@ -168,27 +155,27 @@ def connect(
         raise InvalidInput("points", f"must be a whole number from 3, got {points!r}")
     search = search or Search()
     a, b = Trained.of(first), Trained.of(second)
-    _require_alike(a.network, b.network)
+    _require_alike(a.setup.network, b.setup.network)
     device = device_of("auto")
-    model = LaneModel(a.network, loss_of(a.data.task)).to(device)
-    start, end = (_vector(model, run.network).to(device) for run in (a, b))
+    model = LaneModel(a.setup.network, a.setup.loss).to(device)
+    start, end = (_vector(model, run.setup.network).to(device) for run in (a, b))
     training, measuring, words = _records(a, b)
-    x, y = _on(a.network, training, device)
+    x, y = _on(a.setup.network, training, device)
     rng = np.random.default_rng(seed)
     order = torch.from_numpy(rng.permutation(len(x))).to(device)
     landscape = RecordLoss(model, x[order], y[order], search.batch, len(x) // _KEPT)
     found = find_curve(kind, start, end, landscape, rng, search)
-    x, y = _on(a.network, measuring, device)
+    x, y = _on(a.setup.network, measuring, device)
 
     def measured(curve: Curve) -> Walk:
-        rows = along(curve, lambda w: evaluate(model, w, x, y, a.data.task), points)
+        rows = along(curve, lambda w: evaluate(model, w, x, y, a.setup.data.task), points)
         places, values = zip(*rows, strict=True)
         return Walk(places, values)
 
     line = measured(Curve.straight(kind, start, end))
     names, stamps = (str(a.path), str(b.path)), (a.stamp, b.stamp)
     return Connection(
-        names, found, line, measured(found.curve), words, a.network, model, stamps
+        names, found, line, measured(found.curve), words, a.setup.network, model, stamps
     )  # fmt: skip
 
 
@@ -214,16 +201,16 @@ def _on(network: nn.Module, records: Records, device: torch.device) -> tuple[Ten
 
 def _records(a: Trained, b: Trained) -> tuple[Records, Records, str]:
     """Records to train the curve on, others to measure it on, and words for both."""
-    taken = _digests(a.data.train, a.held) | _digests(b.data.train, b.held)
-    public = _free(a.data.train, a.public, taken)
-    test = _free(a.data.test, np.arange(len(a.data.test)), taken)
-    name = a.settings.data.name
+    taken = _digests(a.setup.data.train, a.held) | _digests(b.setup.data.train, b.held)
+    public = _free(a.setup.data.train, a.setup.public, taken)
+    test = _free(a.setup.data.test, np.arange(len(a.setup.data.test)), taken)
+    name = a.setup.config.data.name
     if len(public) >= _FEWEST and len(test) >= _FEWEST:
         words = (
             f"The curve was trained on {len(public)} public records of {name} and measured on "
             f"{len(test)} test records."
         )
-        return a.data.train.subset(public), a.data.test.subset(test), words
+        return a.setup.data.train.subset(public), a.setup.data.test.subset(test), words
     if len(test) < 2 * _FEWEST:
         raise InvalidInput(
             "run",
@@ -235,17 +222,18 @@ def _records(a: Trained, b: Trained) -> tuple[Records, Records, str]:
         f"{len(test[1::2])} others: the test set is not untouched any more. "
         f"{_why_not_public(a, b, len(public))}"
     )
-    return a.data.test.subset(test[::2]), a.data.test.subset(test[1::2]), words
+    return a.setup.data.test.subset(test[::2]), a.setup.data.test.subset(test[1::2]), words
 
 
 def _why_not_public(a: Trained, b: Trained, free: int) -> str:
     """Why public records of the first run did not train the curve."""
-    if len(a.public):
+    if len(a.setup.public):
         return (
-            f"Of the {len(a.public)} public records of {a.path} {free} were no client's in either "
-            f"run, and {_FEWEST} are needed: runs with the same seed and data.public share theirs."
+            f"Of the {len(a.setup.public)} public records of {a.path} {free} were no client's in "
+            f"either run, and {_FEWEST} are needed: runs with the same seed and data.public share "
+            "theirs."
         )
-    other = f"; those of {b.path} are not used: name it first" if len(b.public) else ""
+    other = f"; those of {b.path} are not used: name it first" if len(b.setup.public) else ""
     return f"{a.path} set no public records aside (data.public is 0){other}."
 
 

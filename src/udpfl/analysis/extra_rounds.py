@@ -134,23 +134,23 @@ def network_curves(config: Config, epsilons: Sequence[float]) -> list[NetworkCur
 
 def _curve(settings: Config, epsilon: Any) -> NetworkCurve:
     from udpfl.engine import Noiseless
-    from udpfl.federation import Participant, run
-    from udpfl.federation.local_training import planned_protection
+    from udpfl.federation import ReleasePlan, run
+    from udpfl.federation.protection import planned_protection
     from udpfl.runs.folder import RunFolder
 
-    def quiet(people: Sequence[Participant]) -> Any:
-        return planned_protection(people)[0], Noiseless()
+    def quiet(plans: Sequence[ReleasePlan]) -> Any:
+        return planned_protection(plans)[0], Noiseless()
 
     result = run(settings, protection=quiet if epsilon is None else None)
     rows = [row for row in result.metrics if isinstance(row.get("loss"), float)]
-    people = [
-        Participant.from_dict(row)
+    plans = [
+        ReleasePlan.from_dict(row)
         for row in RunFolder.open(result.folder).read_json("participants.json")
     ]
     stds = [
-        person.release.mechanism.noise_std / (person.rate * person.declared_size)
-        for person in people
-        if person.release is not None and epsilon is not None
+        plan.release.mechanism.noise_std / (plan.rate * plan.declared_size)
+        for plan in plans
+        if plan.release is not None and epsilon is not None
     ]
     return NetworkCurve(
         "clipped, without noise" if epsilon is None else f"ε = {epsilon}",

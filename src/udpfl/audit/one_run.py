@@ -28,9 +28,10 @@ from udpfl.config import Config, load
 from udpfl.data import DataSet
 from udpfl.data.records import Indices, Records
 from udpfl.engine import Loss
+from udpfl.federation.builders import prepared
 from udpfl.federation.observers import Observer
-from udpfl.federation.parts import prepared
-from udpfl.federation.simulation import run
+from udpfl.federation.run import run
+from udpfl.federation.setup import Setup
 from udpfl.federation.stages.trusted_server import EVERYONE
 from udpfl.mechanisms.arrays import Floats
 
@@ -188,16 +189,10 @@ class OneRun:
         )
 
 
-def one_run(
-    settings: Config,
-    data: DataSet,
-    parts: list[Indices],
-    client: int,
-    network: nn.Module,
-    loss: Loss,
-    count: int,
-) -> OneRun:
+def one_run(setup: Setup, client: int, count: int) -> OneRun:
     """Train once with canaries among the records of one client."""
+    settings, data, parts = setup.config, setup.data, setup.parts
+    network, loss = setup.network, setup.loss
     own_records = parts[client]
     chosen = np.random.default_rng(secrets.randbits(128)).permutation(own_records)[:count]
     there = np.array([secrets.randbits(1) for _ in chosen], dtype=bool)

@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from udpfl.accounting import Accountant, Accounting, PoissonSampled, Release, Repeated, account
+from udpfl.accounting import Accountant, Accounting, Release, Repeated, account
+from udpfl.accounting.events import message_of
 from udpfl.audit.bounds import check_error
 from udpfl.audit.canaries import clipped
 from udpfl.audit.mechanism import check_trials
@@ -80,7 +81,7 @@ class Subject:
     @property
     def claim(self) -> Repeated:
         """All releases of one trial."""
-        return Repeated(PoissonSampled(self.rate, self.release), self.steps)
+        return Repeated(message_of(self.release, self.rate), self.steps)
 
     def clipped(self) -> Floats:
         """Every record's clipped gradient [N, d], by automatic differentiation in double."""

@@ -15,15 +15,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from udpfl.accounting import (
-    Accountant,
-    Accounting,
-    PoissonSampled,
     Release,
-    Repeated,
     account,
 )
-from udpfl.accounting.events import leaves
-from udpfl.algorithms import Algorithm
+from udpfl.accounting.events import Event, leaves
 from udpfl.audit.bounds import check_error
 from udpfl.audit.lattice import ROUNDING, audit_lattice
 from udpfl.audit.mechanism import audit_releases, check_trials
@@ -33,22 +28,14 @@ from udpfl.audit.verdict import Verdict
 from udpfl.audit.whole import AsReleased, ClientUnderAudit, Worlds, rounds_to_try
 from udpfl.audit.worlds import Releases
 from udpfl.config import Config, load
-from udpfl.data import DataSet
 from udpfl.data.records import Indices
 from udpfl.engine import Entropy, LaneModel, Loss
 from udpfl.errors import InvalidInput, Unsupported
-from udpfl.federation.local_training import planned_protection
+from udpfl.federation.builders import device_of, prepared
 from udpfl.federation.names import settings_of
-from udpfl.federation.participants import Participant, planned, selection
-from udpfl.federation.parts import (
-    algorithm_of,
-    dataset_of,
-    device_of,
-    loss_of,
-    network_of,
-    prepared,
-)
-from udpfl.federation.shares import divided, fitted
+from udpfl.federation.plan import ReleasePlan
+from udpfl.federation.protection import planned_protection
+from udpfl.federation.setup import Setup
 from udpfl.runs.folder import RunFolder
 
 log = logging.getLogger(__name__)
@@ -61,20 +48,14 @@ _CANDIDATES = 32
 
 @dataclass(frozen=True)
 class Target:
-    """Everything of a run that an auditor needs."""
+    """What is audited: one client of a run."""
 
-    settings: Config
-    data: DataSet
-    parts: list[Indices]
+    setup: Setup
     number: int
     """Which client is audited."""
-    network: nn.Module
-    loss: Loss
-    client: Participant
+    plan: ReleasePlan
+    """What it releases, and is charged for."""
     release: Release
-    accountant: Accountant
-    accounting: Accounting
-    algorithm: Algorithm
 
     @classmethod
     def of(
@@ -89,56 +70,41 @@ class Target:
         if not isinstance(where, Config) and Path(where).is_dir():
             folder = RunFolder.open(Path(where), "config")
         settings = settings_of(folder) if folder else load(where)
-        privacy = settings.privacy
-        if not privacy.enabled:
-            raise Unsupported(
-                "privacy is turned off: nothing is claimed, so nothing can be refuted"
-            )
-        if privacy.randomness == "seeded":
-            raise Unsupported(
-                "a seeded run claims nothing: whoever has the seed can remove its noise"
-            )
-        device_of(settings.device)  # refused now, not after the replays
-        data = dataset_of(settings, data, None)
-        settings = fitted(settings, data)
-        parts, _ = divided(settings, data)
-        network = network_of(settings, copy.deepcopy(model), data)
-        algorithm = algorithm_of(settings)
-        if folder is None:
-            dimension = sum(p.numel() for p in network.parameters() if p.requires_grad)
-            schedule = selection(settings)
-            people = planned(settings, data, parts, schedule, dimension, algorithm)
-        else:
-            if not (folder.path / "model.safetensors").is_file():
-                raise InvalidInput(
-                    "run",
-                    f"{str(where)!r} has no model: not finished, or nobody trained in it",
-                )
-            network.load_state_dict(load_file(folder.path / "model.safetensors"))
-            people = [Participant.from_dict(row) for row in folder.read_json("participants.json")]
+        _require_claim(settings)
+        setup = Setup.of(settings, data=data, model=copy.deepcopy(model), loss=loss)
+        plans = setup.plans() if folder is None else _read_plans(folder, setup.network)
         # The client with the most records: it takes the most canaries.
-        asked = [i for i, person in enumerate(people) if person.release is not None]
-        first = max(asked, key=lambda i: len(parts[i]))
-        client = people[first]
-        assert client.release is not None
-        if client.parameters:
+        asked = [i for i, plan in enumerate(plans) if plan.release is not None]
+        first = max(asked, key=lambda i: len(setup.parts[i]))
+        plan = plans[first]
+        assert plan.release is not None
+        if plan.parameters:
             raise Unsupported(
                 f"{settings.training.algorithm} releases parameters and updates are what is "
                 "replayed here: `udpfl audit mechanism` tries its noise"
             )
-        return cls(
-            settings, data, parts, first, network, loss or loss_of(data.task), client,
-            client.release,
-            privacy.accountant, privacy.accounting, algorithm,
-        )  # fmt: skip
+        return cls(setup, first, plan, plan.release)
+
+    @property
+    def records(self) -> Indices:
+        """The client's records, as positions in the training set."""
+        return self.setup.parts[self.number]
+
+    def epsilon(self, event: Event | None, delta: float) -> float:
+        """What the run's accountant claims of an event of the plan."""
+        assert event is not None, "a plan with a release has events"
+        privacy = self.setup.config.privacy
+        return account(event, delta, privacy.accountant, privacy.accounting).epsilon
 
     def canary(self) -> tuple[Tensor, Tensor, Tensor]:
         """A record, the label that pulls hardest, and one that pulls another way."""
-        rows = self.parts[self.number][:_CANDIDATES]
-        x = prepared(self.network, self.data.train.inputs[rows], torch.device("cpu"))
+        rows = self.records[:_CANDIDATES]
+        x = prepared(self.setup.network, self.setup.data.train.inputs[rows], torch.device("cpu"))
         labels = self._labels(rows)
-        gradients = per_sample(self.network, self.loss)
-        weights = {n: p.detach() for n, p in self.network.named_parameters() if p.requires_grad}
+        gradients = per_sample(self.setup.network, self.setup.loss)
+        weights = {
+            n: p.detach() for n, p in self.setup.network.named_parameters() if p.requires_grad
+        }
         sizes = torch.stack([gradients(weights, x, label).norm(dim=1) for label in labels])
         sizes = sizes.nan_to_num(
             0.0, 0.0, 0.0
@@ -146,7 +112,7 @@ class Target:
         best = int(sizes.argmax())
         if not sizes.any():
             raise Unsupported(
-                f"no record of {self.client.name} has a gradient at this model: there is nothing "
+                f"no record of {self.plan.name} has a gradient at this model: there is nothing "
                 "that an adversary could look for"
             )
         label, row = divmod(best, len(rows))
@@ -155,35 +121,59 @@ class Target:
 
     def _labels(self, rows: Indices) -> list[Tensor]:
         """What each of the records might have been labelled."""
-        targets = torch.from_numpy(self.data.train.targets[rows])
-        if self.data.task == "classification":
-            return [torch.full_like(targets, label) for label in range(self.data.outputs)]
-        spread = 3 * float(self.data.train.targets.std())
+        targets = torch.from_numpy(self.setup.data.train.targets[rows])
+        if self.setup.data.task == "classification":
+            return [torch.full_like(targets, label) for label in range(self.setup.data.outputs)]
+        spread = 3 * float(self.setup.data.train.targets.std())
         return [targets + spread, targets - spread]
 
     def whole(self) -> Worlds:
         """What the client lets out at this model, with all its records and without any."""
-        rows = self.parts[self.number]
-        x = prepared(self.network, self.data.train.inputs[rows], torch.device("cpu"))
-        y = torch.from_numpy(self.data.train.targets[rows])
-        model = LaneModel(self.network, self.loss)
+        rows = self.records
+        x = prepared(self.setup.network, self.setup.data.train.inputs[rows], torch.device("cpu"))
+        y = torch.from_numpy(self.setup.data.train.targets[rows])
+        model = LaneModel(self.setup.network, self.setup.loss)
         model.check(model.initial(), x[:3], y[:3])
-        rate = self.settings.training.learning_rate
-        return ClientUnderAudit(self.client, self.algorithm, model, x, y, rate).worst()
+        rate = self.setup.config.training.learning_rate
+        return ClientUnderAudit(self.plan, self.setup.algorithm, model, x, y, rate).worst()
 
     def subjects(self) -> dict[str, Subject]:
         """The record alone, sampled as in the run; and in a full batch with two that oppose it."""
         x, label, other = self.canary()
-        steps = min(self.client.steps, 10)
-        device = device_of(self.settings.device)
+        steps = min(self.plan.steps, 10)
+        device = device_of(self.setup.config.device)
         alone = Subject(
-            self.network, self.loss, x, label, self.release, self.client.rate, steps, device=device
+            self.setup.network,
+            self.setup.loss,
+            x,
+            label,
+            self.release,
+            self.plan.rate,
+            steps,
+            device=device,
         )
         crowd = Subject(
-            self.network, self.loss, x.repeat(3, *[1] * (x.dim() - 1)),
+            self.setup.network, self.setup.loss, x.repeat(3, *[1] * (x.dim() - 1)),
             torch.cat([other, other, label]), self.release, chunk=2, device=device,
         )  # fmt: skip
         return {f"record alone, {steps} steps as sampled": alone, "record in a full batch": crowd}
+
+
+def _require_claim(settings: Config) -> None:
+    if not settings.privacy.enabled:
+        raise Unsupported("privacy is turned off: nothing is claimed, so nothing can be refuted")
+    if settings.privacy.randomness == "seeded":
+        raise Unsupported("a seeded run claims nothing: whoever has the seed can remove its noise")
+
+
+def _read_plans(folder: RunFolder, network: nn.Module) -> list[ReleasePlan]:
+    """The plans of a finished run, whose trained weights the network gets."""
+    if not folder.model.is_file():
+        raise InvalidInput(
+            "run", f"{str(folder.path)!r} has no model: not finished, or nobody trained in it"
+        )
+    network.load_state_dict(load_file(folder.model))
+    return [ReleasePlan.from_dict(row) for row in folder.read_json("participants.json")]
 
 
 def audit_run(
@@ -206,18 +196,18 @@ def audit_run(
     check_error(error)
     check_trials(trials)
     target = Target.of(where, data, model, loss)
-    size = len(target.parts[target.number])
+    size = len(target.records)
     count = min(200, size // 2) if canaries is None else canaries
     if count and not 10 <= count <= size // 2:
         raise InvalidInput(
             "canaries",
-            f"must be 0, or from 10 to half of the {size} records of {target.client.name}, "
+            f"must be 0, or from 10 to half of the {size} records of {target.plan.name}, "
             f"got {count}",
         )
-    delta = target.client.budget.delta if target.client.budget else 1e-5
+    delta = target.plan.budget.delta if target.plan.budget else 1e-5
     whole, deltas = target.release.unit == "client", (FAR, delta)
     subjects = {} if whole else target.subjects()
-    rounds = rounds_to_try(target.client, target.algorithm.trusts_server) if whole else []
+    rounds = rounds_to_try(target.plan, target.setup.algorithm.trusts_server) if whole else []
     share = error / ((len(subjects) + len(rounds)) * len(deltas) + (count > 0) + 1)
     verdicts = []
     if whole:
@@ -228,8 +218,8 @@ def audit_run(
         worlds = replayed(subject, trials, stream)  # one set of replays answers for every delta
         alternative = None
         for d in deltas:
-            epsilon = account(subject.claim, d, target.accountant, target.accounting).epsilon
-            claim = f"{target.client.name}, {name}"
+            epsilon = target.epsilon(subject.claim, d)
+            claim = f"{target.plan.name}, {name}"
             verdict = verdict_of(subject, worlds, stream, epsilon, d, share, claim, alternative)
             alternative = verdict.alternative
             verdicts.append(verdict)
@@ -248,15 +238,15 @@ def audit_run(
 
 def _lattice(target: Target, delta: float, error: float) -> Verdict:
     """What is said of rounding, tried with the noise of this client and all that it releases."""
-    event = target.client.rest_event(0)
+    event = target.plan.rest_event()
     assert event is not None
-    dimension, name = target.release.sensitivity.coordinates, target.client.name
+    dimension, name = target.release.sensitivity.coordinates, target.plan.name
     return audit_lattice(
         target.release.mechanism,
         dimension * sum(leaves(event).values()),
-        account(event, delta, target.accountant, target.accounting).epsilon,
+        target.epsilon(event, delta),
         claim=f"{name}, {ROUNDING}",
-        noiser=planned_protection([target.client])[1],
+        noiser=planned_protection([target.plan])[1],
         error=error,
     )
 
@@ -270,30 +260,24 @@ def _client(
     error: float,
 ) -> Verdict:
     """The claim about a whole client, tried with what the client itself lets out."""
-    rate = target.client.participation
-    release = target.client.at(rounds[0]).release
-    assert release is not None
-    epsilon = account(
-        Repeated(PoissonSampled(rate, release), len(rounds)),
-        delta, target.accountant, target.accounting,
-    ).epsilon  # fmt: skip
+    plan = target.plan.at(rounds[0])
+    assert plan.release is not None
+    epsilon = target.epsilon(plan.event(len(rounds)), delta)
     which = f"{len(rounds)} rounds" if len(rounds) > 1 else f"round {rounds[0]}"
     return audit_releases(
-        Releases(release.mechanism, worlds.shift, len(rounds), rate),
+        Releases(plan.release.mechanism, worlds.shift, len(rounds), plan.participation),
         epsilon,
         delta,
-        claim=f"{target.client.name} as a whole, {which}",
+        claim=f"{target.plan.name} as a whole, {which}",
         trials=trials,
         error=error,
-        noiser=AsReleased(target.client, rounds, worlds, target.algorithm.trusts_server),
+        noiser=AsReleased(target.plan, rounds, worlds, target.setup.algorithm.trusts_server),
     )
 
 
 def _claimed_of_a_record(target: Target, delta: float) -> tuple[float, float]:
     """Epsilon and delta of the whole run for one record."""
-    event = target.client.rest_event(0)
-    assert event is not None
-    epsilon = account(event, delta, target.accountant, target.accounting).epsilon
+    epsilon = target.epsilon(target.plan.rest_event(), delta)
     if target.release.unit == "record":
         return epsilon, delta
     # A record may change all that its client sends: as if it left and another came.
@@ -301,10 +285,7 @@ def _claimed_of_a_record(target: Target, delta: float) -> tuple[float, float]:
 
 
 def _trained(target: Target, canaries: int, epsilon: float, delta: float, error: float) -> Verdict:
-    found = one_run(
-        target.settings, target.data, target.parts, target.number, target.network, target.loss,
-        canaries,
-    )  # fmt: skip
-    name = f"{target.client.name}, the whole run, trained once"
+    found = one_run(target.setup, target.number, canaries)
+    name = f"{target.plan.name}, the whole run, trained once"
     tests = found.tests(delta, error)
     return Verdict(name, epsilon, delta, tests, error, alternative=SurerGuesses(tests))

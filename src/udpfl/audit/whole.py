@@ -27,9 +27,12 @@ from udpfl.engine import (
 )
 from udpfl.engine.randomness import Key
 from udpfl.errors import Unsupported
-from udpfl.federation.local_training import WEAKEST, Request, Trainer, planned_protection
-from udpfl.federation.participants import Participant
+from udpfl.federation.local_training import Trainer
+from udpfl.federation.plan import ReleasePlan
+from udpfl.federation.protection import planned_protection
+from udpfl.federation.request import WEAKEST, Request
 from udpfl.federation.stages.trusted_server import TrustedServer
+from udpfl.federation.staging import sum_noise
 from udpfl.mechanisms.arrays import Floats
 from udpfl.runs.folder import RunFolder
 
@@ -41,15 +44,15 @@ _TOO_LONG = 3.0
 _NORMS = {"l1": 1.0, "l2": 2.0, "linf": float("inf")}
 
 
-def rounds_to_try(person: Participant, trusted: bool) -> list[tuple[int, ...]]:
+def rounds_to_try(plan: ReleasePlan, trusted: bool) -> list[tuple[int, ...]]:
     """Rounds to be audited together; where noise differs, those with least and most by themselves.
 
     With the wrong noise in some rounds, one of the two has less than it was charged for.
     """
-    if person.factors:
-        order = sorted(person.asked, key=lambda round_: person.factors[round_ - 1])
+    if plan.factors:
+        order = sorted(plan.asked, key=lambda round_: plan.factors[round_ - 1])
         return [(order[0],), (order[-1],)]
-    return [tuple(range(1, 1 + min(person.rounds, _AT_MOST[trusted])))]
+    return [tuple(range(1, 1 + min(plan.rounds, _AT_MOST[trusted])))]
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class ClientUnderAudit:
     """A client as the run would train it, with all its records in every step: what is hidden is the
     client, however it trains."""
 
-    person: Participant
+    plan: ReleasePlan
     algorithm: Algorithm
     model: LaneModel
     inputs: Tensor
@@ -83,11 +86,11 @@ class ClientUnderAudit:
 
     def worst(self) -> Worlds:
         """The two worlds that lie furthest apart, of those that the adversary tries."""
-        assert self.person.release is not None
-        bounded = self.person.release.sensitivity
+        assert self.plan.release is not None
+        bounded = self.plan.release.sensitivity
         size = self._worlds({}, self.learning_rate).size(bounded.norm)
         if size == 0:
-            raise Unsupported(f"{self.person.name} learns nothing at this model: it has no update")
+            raise Unsupported(f"{self.plan.name} learns nothing at this model: it has no update")
         rate = self.learning_rate * max(1.0, _TOO_LONG * bounded.bound / size)
         tried = [self._worlds(sent, rate) for sent in ({}, *self._led_astray(rate))]
         return max(tried, key=lambda worlds: worlds.size(bounded.norm))
@@ -99,7 +102,7 @@ class ClientUnderAudit:
         sent = self.algorithm.broadcast(self.algorithm.init(start))
         names = [name for name, own in sent.items() if name != "model" and own.shape == start.shape]
         learned = torch.from_numpy(self._unbounded()._worlds({}, rate).shift).float()
-        steps, pull = self.person.steps, self.person.penalty
+        steps, pull = self.plan.steps, self.plan.penalty
         for half in (0.5 * learned, -0.5 * learned):
             if names:
                 yield dict.fromkeys(names, half / (rate * steps))
@@ -108,10 +111,10 @@ class ClientUnderAudit:
 
     def _unbounded(self) -> ClientUnderAudit:
         """The same client with so large a clip that it clips nothing."""
-        release = self.person.release
+        release = self.plan.release
         assert release is not None
         loose = replace(release, sensitivity=replace(release.sensitivity, bound=1e9))
-        return replace(self, person=replace(self.person, release=loose))
+        return replace(self, plan=replace(self.plan, release=loose))
 
     def _worlds(self, sent: Tensors, rate: float) -> Worlds:
         rows = torch.arange(len(self.inputs))
@@ -124,19 +127,19 @@ class ClientUnderAudit:
         """What noise is added to, or what goes to the trusted server who adds it [d]."""
         seen: list[Tensor] = []
 
-        def protection(people: Sequence[Participant]) -> tuple[Clipper, Noiser]:
-            return planned_protection(people)[0], _Recorder(seen)
+        def protection(plans: Sequence[ReleasePlan]) -> tuple[Clipper, Noiser]:
+            return planned_protection(plans)[0], _Recorder(seen)
 
         received = self.algorithm.broadcast(self.algorithm.init(self.model.initial()))
         request = Request(1, {**received, **sent}, rate)
-        person = replace(
-            self.person, rate=1.0, declared_size=max(1, len(self.inputs)), participation=1.0
+        plan = replace(
+            self.plan, rate=1.0, declared_size=max(1, len(self.inputs)), participation=1.0
         )
         trainer = Trainer(
             "audit", self.model, self.inputs, self.targets, self.algorithm, Entropy(),
             Limits(1, 64), protection,
         )  # fmt: skip
-        step = trainer.train(request, [person], [records], trainer.initial_state(request, 1))
+        step = trainer.train(request, [plan], [records], trainer.initial_state(request, 1))
         found = step.tensors["update"] if self.algorithm.trusts_server else seen[0]
         released: Floats = found[0].double().cpu().numpy()
         return released
@@ -162,16 +165,18 @@ class AsReleased(Noiser):
     """
 
     def __init__(
-        self, person: Participant, rounds: Sequence[int], worlds: Worlds, trusted: bool
+        self, plan: ReleasePlan, rounds: Sequence[int], worlds: Worlds, trusted: bool
     ) -> None:
-        self._person, self._rounds = person, rounds
+        self._plan, self._rounds = plan, rounds
         used = worlds.shift != 0  # elsewhere there is nothing to be told apart
         self._present, self._absent = (
             torch.from_numpy(world[used]) for world in (worlds.present, worlds.absent)
         )
         self._server = None
         if trusted:
-            self._server = TrustedServer(RunFolder(Path()), "audit", Entropy(), person, clients=2)
+            self._server = TrustedServer(
+                RunFolder(Path()), "audit", Entropy(), sum_noise([plan] * 2)
+            )
 
     def lanes(self, which: slice) -> Noiser:
         raise Unsupported("updates of a client are replayed one after the other")
@@ -182,16 +187,16 @@ class AsReleased(Noiser):
     def add(self, sums: Tensor, stream: PrivateStream, keys: Sequence[Key]) -> Tensor:
         (key,), present = keys, sums.view(-1, len(self._present)).any(1, keepdim=True)
         round_ = self._rounds[key.step]
-        person = self._person.at(round_)
+        plan = self._plan.at(round_)
         rows = torch.where(present, self._present, self._absent)
         if self._server is None:
-            _, noiser = planned_protection([person] * len(rows))
+            _, noiser = planned_protection([plan] * len(rows))
             own = [key._replace(client=f"{key.client}, {i}") for i in range(len(rows))]
             noisy = noiser.add(rows, stream, own)
             return (noisy - self._absent).view(1, -1)
-        assert person.release is not None
+        assert plan.release is not None
         updates, other = _TOO_LONG * rows.float(), -_TOO_LONG * self._present.float()
-        known = torch.from_numpy(clipped(other.double().numpy(), person.release.sensitivity))
+        known = torch.from_numpy(clipped(other.double().numpy(), plan.release.sensitivity))
         found = [
             self._server.noisy_sum(round_, torch.stack([update, other])) - known
             for update in updates

@@ -275,6 +275,12 @@ class TrainingConfig(Section):
         description="Whether a shuffler takes names and order off the messages of a round before "
         "the server sees them.",
     )
+    stages: list[Text] = Field(
+        default=[],
+        description="Stages of one's own between clients and server, in this order, each as "
+        "package.module:attribute.",
+        examples=[["my_package.stages:Cap"]],
+    )
     averaging: Fraction = Field(
         default=0.9, description="Decay of the moving average of the global model; 0 is off."
     )

@@ -1,26 +1,37 @@
-"""The round loop, the client half, the run folder, and `run`, which ties them together."""
+"""Federated training: setup, plans, clients, server, stages, the loop, and `run`."""
 
 from udpfl import engine as _engine  # noqa: F401  (says which extra is missing)
-from udpfl.federation.clients import Clients, Site
-from udpfl.federation.local_training import Protection, Request, Trainer
+from udpfl.federation.client import InProcessClients, LocalClient
+from udpfl.federation.local_training import Trainer
+from udpfl.federation.loop import train
 from udpfl.federation.observers import Observer
 from udpfl.federation.outcome import Run
-from udpfl.federation.participants import Participant
-from udpfl.federation.rounds import Federation, Interrupted
-from udpfl.federation.simulation import run
+from udpfl.federation.plan import ReleasePlan
+from udpfl.federation.protection import Protection
+from udpfl.federation.request import Answers, Request
+from udpfl.federation.run import run
+from udpfl.federation.server import Server
+from udpfl.federation.setup import Setup
+from udpfl.federation.stages import Stage
+from udpfl.federation.watchers import Interrupted, Watcher
 from udpfl.runs.folder import RunFolder
 
 __all__ = [
-    "Clients",
-    "Federation",
+    "Answers",
+    "InProcessClients",
     "Interrupted",
+    "LocalClient",
     "Observer",
-    "Participant",
     "Protection",
+    "ReleasePlan",
     "Request",
     "Run",
     "RunFolder",
-    "Site",
+    "Server",
+    "Setup",
+    "Stage",
     "Trainer",
+    "Watcher",
     "run",
+    "train",
 ]

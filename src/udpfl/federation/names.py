@@ -11,7 +11,8 @@ from typing import Any
 
 from udpfl import algorithms, data, mechanisms, models
 from udpfl.config import Config, load
-from udpfl.federation.parts import OWN
+from udpfl.federation import stages
+from udpfl.federation.builders import OWN
 from udpfl.plugins import Kind, require_trusted, resolve
 from udpfl.runs.folder import RunFolder
 
@@ -20,6 +21,7 @@ _BUILT_IN: dict[Kind, Mapping[str, Any]] = {
     "models": models.BUILT_IN,
     "algorithms": algorithms.BUILT_IN,
     "mechanisms": {**mechanisms.BUILT_IN, "auto": "auto"},
+    "stages": stages.BUILT_IN,
 }
 
 
@@ -57,6 +59,8 @@ def _names(config: Config) -> Iterator[tuple[Kind, str]]:
     if config.model.name != OWN:
         yield "models", config.model.name
     yield "algorithms", config.training.algorithm
+    for name in config.training.stages:
+        yield "stages", name
     if config.privacy.enabled:
         asked = config.privacy.mechanism
         for name in [asked] if isinstance(asked, str) else asked:

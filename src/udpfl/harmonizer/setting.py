@@ -7,15 +7,7 @@ from dataclasses import dataclass
 
 from udpfl.accounting import loss_distribution
 from udpfl.accounting.accountant import Accountant, Accounting, as_scalar, check_choices
-from udpfl.accounting.events import (
-    Composed,
-    Event,
-    PoissonSampled,
-    Release,
-    Repeated,
-    Shuffled,
-    Unit,
-)
+from udpfl.accounting.events import Composed, Event, Release, Repeated, Unit, message_of
 from udpfl.accounting.filter import Filter
 from udpfl.errors import InvalidInput
 from udpfl.mechanisms import Gaussian, Mechanism
@@ -69,9 +61,7 @@ class Setting:
     def _releases(self, mechanism: Mechanism, factor: float, count: int) -> Event:
         noise = mechanism if factor == 1 else mechanism.scaled(factor)
         release = Release(noise, self.sensitivity, self.unit)
-        message = PoissonSampled(self.rate, release)
-        mixed = Shuffled(message, self.shuffled) if self.shuffled else message
-        return Repeated(mixed, count)
+        return Repeated(message_of(release, self.rate, self.shuffled), count)
 
     def accounted_event(self, mechanism: Mechanism) -> Event:
         """The event as the chosen accounting reads it."""

@@ -7,4 +7,7 @@ budgets.
 
 from udpfl.federation.stages.base import Stage
 
-__all__ = ["Stage"]
+BUILT_IN: dict[str, type[Stage]] = {}
+"""Stages by the names that `training.stages` may use; all others are turned on by settings."""
+
+__all__ = ["BUILT_IN", "Stage"]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from udpfl.algorithms import ClientMessage, Tensors, weighted_mean
-from udpfl.federation.local_training import CLIP, WITHIN
+from udpfl.federation.request import CLIP, WITHIN
 from udpfl.federation.stages.base import Stage
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from udpfl.algorithms import ClientMessage, Tensors, weighted_mean
 from udpfl.errors import Unsupported
-from udpfl.federation.local_training import WEAKEST
+from udpfl.federation.request import WEAKEST
 from udpfl.federation.stages.base import Stage
 
 

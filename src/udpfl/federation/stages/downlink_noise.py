@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from udpfl.algorithms import OwnNoise, Tensors
+from udpfl.algorithms import Tensors
 from udpfl.engine import MechanismNoiser, PrivateStream
 from udpfl.engine.randomness import Key
 from udpfl.federation.stages.base import Stage
@@ -18,13 +18,6 @@ class DownlinkNoise(Stage):
 
     def __init__(self, key: str, stream: PrivateStream, noiser: MechanismNoiser) -> None:
         self.key, self.stream, self.noiser = key, stream, noiser
-
-    @classmethod
-    def of(cls, noise: OwnNoise | None, key: str, stream: PrivateStream) -> DownlinkNoise | None:
-        """For a method's own noise, where it has any on the way down."""
-        if noise is None or noise.down is None:
-            return None
-        return cls(key, stream, MechanismNoiser([noise.down]))
 
     def publish(self, round_: int, server: Tensors) -> Tensors:
         """The server's state with a noisy model."""

@@ -23,14 +23,9 @@ from secrets import SystemRandom
 
 import torch
 
-from udpfl.accounting import Shuffled
-from udpfl.accounting.shuffling import conditions_missing
-from udpfl.algorithms import Algorithm, ClientMessage, Tensors
-from udpfl.config import Config
+from udpfl.algorithms import ClientMessage, Tensors
 from udpfl.engine import PrivateStream
 from udpfl.engine.randomness import Key
-from udpfl.errors import InvalidInput
-from udpfl.federation.participants import Participant, nothing_claimed
 from udpfl.federation.stages.base import Stage
 
 NOTE = "shuffled"
@@ -38,26 +33,6 @@ NOTE = "shuffled"
 _WEIGHT = "declared_size"
 
 log = logging.getLogger(__name__)
-
-
-def check_shuffle(config: Config, algorithm: Algorithm) -> None:
-    """Refuse what cannot be done without knowing who sent which message."""
-    if not config.training.shuffle:
-        return
-    if algorithm.trusts_server:
-        raise InvalidInput(
-            "training.shuffle",
-            f"{config.training.algorithm} trusts the server with updates before any noise: a "
-            "shuffler would see them as well, and hide nothing from whom they are meant for",
-        )
-    privacy = config.privacy
-    nominal = privacy.accounting == "scalar"
-    if nominal and privacy.accountant == "pld":
-        raise InvalidInput(
-            "privacy.accountant",
-            "the paper's lemma on shuffling is about Rényi divergences, and pld knows none: set "
-            'it to "rdp" or "best"',
-        )
 
 
 @dataclass
@@ -121,59 +96,3 @@ def _digest(message: ClientMessage) -> bytes:
         raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         found.update(raw.numpy().data)
     return found.digest()
-
-
-def shuffle_notes(
-    config: Config, people: Sequence[Participant], keeps_state: bool = False
-) -> tuple[str, ...]:
-    """What a statement says about shuffling. It is logged as well, with what gives senders away.
-
-    `keeps_state` says whether the method's clients remember earlier rounds.
-    """
-    if not config.training.shuffle:
-        return ()
-    _warn_of_marks(people, keeps_state)
-    privacy = config.privacy
-    asked = [person for person in people if person.release is not None]
-    if nothing_claimed(config) or not asked:
-        return ()
-    note = f"shuffled: no amplification because {_reason(config, asked[0])}"
-    if privacy.accounting == "scalar":
-        note = (
-            "shuffled: the nominal ε may count on the paper's lemma, whose conditions do not hold "
-            "here; the guarantee beside it never does"
-            if asked[0].shuffled
-            else "shuffled: no amplification, not even a nominal one, because a message holds "
-            f"{asked[0].sampled[1] * asked[0].trainings} releases and the lemma is about one"
-        )
-    log.warning("%s", note)
-    return (note,)
-
-
-def _reason(config: Config, person: Participant) -> str:
-    """Which conditions the messages of this run do not meet."""
-    assert person.release is not None
-    among = config.training.clients_per_round or config.data.clients
-    missing = conditions_missing(Shuffled(person.release, among))
-    assert missing, "what is charged counts on no amplification"
-    return " and ".join(missing)
-
-
-def _warn_of_marks(people: Sequence[Participant], keeps_state: bool) -> None:
-    """Say by what a message can be told from others although its name is gone."""
-    if len({person.declared_size for person in people}) > 1:
-        log.warning(
-            "declared sizes differ and stay with the shuffled messages as their weights: whoever "
-            "knows them can tell messages apart; set data.declared_sizes to one number for all"
-        )
-    if len({person.release for person in people if person.release is not None}) > 1:
-        log.warning(
-            "clients add different noise, whose size can be read off a shuffled message: give all "
-            "of them the same budget, mechanism, clip and number of rounds to be anonymous"
-        )
-    if keeps_state:
-        # scaffold sends c_i+ - c_i, and in c_i is what the client sent before, noise and all.
-        log.warning(
-            "clients of this method remember earlier rounds, so a shuffled message can be linked "
-            "to the one that the same client sent before; fedavg and fedprox remember nothing"
-        )

@@ -4,48 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from udpfl.algorithms import Algorithm, ClientMessage, Tensors
-from udpfl.config import Config
+from udpfl.accounting.events import Release
+from udpfl.algorithms import ClientMessage, Tensors
 from udpfl.engine import MechanismNoiser, NormClipper, PrivateStream
 from udpfl.engine.randomness import Key
-from udpfl.errors import InvalidInput, Unsupported
-from udpfl.federation.participants import Participant
 from udpfl.federation.stages.base import Stage
-from udpfl.runs.folder import RunFolder
 
 EVERYONE = "everyone"
 """The name on what a trusted server lets out."""
 
 
-def check_trust(config: Config, algorithm: Algorithm) -> None:
-    """Refuse settings under which a trusted server would not keep what it promises."""
-    if not algorithm.trusts_server:
-        return
-    name = config.training.algorithm
-    if config.privacy.enabled and config.privacy.unit != "client":
-        raise InvalidInput("privacy.unit", f'{name} hides whole clients: set it to "client"')
-    for key in ("epsilon", "delta", "mechanism", "clip"):
-        if isinstance(getattr(config.privacy, key), list):
-            raise InvalidInput(
-                f"privacy.{key}",
-                f"{name} adds one noise to the sum of all updates: it cannot differ from client to "
-                "client",
-            )
-    if algorithm.trainings != 1:
-        raise Unsupported(f"{name} trains {algorithm.trainings} times a round: noise is for once")
-    if config.training.clients_per_round is not None:
-        raise InvalidInput(
-            "training.clients_per_round",
-            f"{name} lets clients toss coins in secret: set training.options.participation",
-        )
-    if config.record_updates:
-        raise InvalidInput(
-            "record_updates", f"with {name} what a client sends is no release: it must not be kept"
-        )
+class Store(Protocol):
+    """Keeps what was let out, such as a run folder."""
+
+    def read_aggregate(self, round_: int) -> bytes | None:
+        """What was let out in a round; None where nothing was."""
+
+    def write_aggregate(self, round_: int, data: bytes) -> None:
+        """Keep it, on disk before this returns."""
+
+
+@dataclass(frozen=True)
+class SumNoise:
+    """The noise on the sum of all updates, as every client has planned for."""
+
+    release: Release | None
+    """None where no privacy is claimed."""
+    clients: int
+    participation: float = 1.0
+    """Probability with which a client takes part in a round."""
+    factors: tuple[float, ...] = ()
+    """Noise of every round over that of `release`; empty where all are alike."""
+
+    def at(self, round_: int) -> Release | None:
+        """The release of this round, the first is 1."""
+        if self.release is None or not self.factors:
+            return self.release
+        return self.release.scaled(noise=self.factors[round_ - 1])
 
 
 @dataclass(frozen=True)
@@ -58,44 +58,29 @@ class TrustedServer(Stage):
 
     hides_participation = True  # from how many were clipped one could tell it
 
-    folder: RunFolder
+    store: Store
     key: str
     stream: PrivateStream
-    person: Participant
-    """What every client has planned for."""
-    clients: int
-
-    @classmethod
-    def of(
-        cls, folder: RunFolder, key: str, stream: PrivateStream, people: Sequence[Participant]
-    ) -> TrustedServer:
-        """For these clients, who must all have planned for the same noise."""
-        plans = {(person.release, person.factors, person.participation) for person in people}
-        if len(plans) > 1:
-            raise Unsupported(
-                "a trusted server adds one noise to the sum of all updates: budgets, mechanisms "
-                "and clips cannot differ from client to client"
-            )
-        return cls(folder, key, stream, people[0], len(people))
+    noise: SumNoise
 
     def receive(
         self, round_: int, server: Tensors, messages: Sequence[ClientMessage]
     ) -> list[ClientMessage]:
         """One message in the place of all: the noisy mean."""
-        if (stored := self.folder.read_aggregate(round_)) is not None:
+        if (stored := self.store.read_aggregate(round_)) is not None:
             return [ClientMessage.from_bytes(stored)]
         updates = torch.stack([message.tensors["update"] for message in messages])
         noisy = self.noisy_sum(round_, updates)
-        mean = (noisy / (self.clients * self.person.participation)).float()
+        mean = (noisy / (self.noise.clients * self.noise.participation)).float()
         merged = ClientMessage(
             EVERYONE, round_, {"update": mean}, messages[0].events, {"declared_size": 1}
         )
-        self.folder.write_aggregate(round_, merged.to_bytes())
+        self.store.write_aggregate(round_, merged.to_bytes())
         return [merged]
 
     def noisy_sum(self, round_: int, updates: Tensor) -> Tensor:
         """The sum of all updates [clients, d], each clipped, and the noise of this round on it."""
-        release = self.person.at(round_).release
+        release = self.noise.at(round_)
         if release is None:
             return updates.double().sum(0)
         # Clipped once more: on its way a clipped update was rounded.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import inspect
 import os
@@ -21,10 +22,10 @@ from udpfl.config import Config
 from udpfl.data import BUILT_IN as DATA
 from udpfl.data import DataSet, as_dataset
 from udpfl.data.records import Array, Task
-from udpfl.engine import Loss
+from udpfl.engine import LaneModel, Loss
 from udpfl.errors import InvalidInput
 from udpfl.federation.features import FixedPart
-from udpfl.federation.schedule import learning_rate
+from udpfl.federation.learning_rate import learning_rate
 from udpfl.plugins import resolve
 
 OWN = "own"
@@ -116,6 +117,17 @@ def prepared(
     if not hasattr(network, "precompute"):
         return tensor.to(device)
     return FixedPart(network, device, parameter).features(tensor)
+
+
+def with_parameters(network: nn.Module, model: LaneModel, parameters: Tensor) -> nn.Module:
+    """A copy of the network on the CPU, with these trained parameters [d]."""
+    network = copy.deepcopy(network).cpu()
+    named = model.layout.named(parameters.detach().cpu().clone())
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            if name in named:
+                parameter.copy_(named[name])
+    return network
 
 
 def algorithm_of(settings: Config) -> Algorithm:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from udpfl.accounting.events import Unit, basis
 from udpfl.config import PrivacyConfig, per_client
 from udpfl.errors import InvalidInput
-from udpfl.federation.participants import Past
-from udpfl.federation.rounds import listed
+from udpfl.federation.calibration import Past
+from udpfl.federation.selection import list_names
 
 log = logging.getLogger(__name__)
 
@@ -46,5 +46,5 @@ def tell_of_deltas(privacy: PrivacyConfig, pasts: Mapping[str, Past]) -> None:
     if others:
         log.warning(
             "the budget of %s in %s is at δ = %g: that is what counts, not privacy.delta",
-            *(listed(others), privacy.ledger, held[others[0]]),
+            *(list_names(others), privacy.ledger, held[others[0]]),
         )

@@ -1,0 +1,80 @@
+"""May this run begin? Accounts are opened, and what the run will cost is reserved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from udpfl.config import Config
+from udpfl.federation.admission.holding import Holding, require_alike
+from udpfl.federation.plan import ReleasePlan
+from udpfl.ledger.ledger import Ledger
+from udpfl.ledger.seals import BEGUN_WITH, digests
+
+
+def admit(
+    settings: Config,
+    ledger: Ledger,
+    run: str,
+    folder: Path,
+    holding: Holding,
+    plans: Sequence[ReleasePlan],
+    claimed: bool,
+) -> list[int]:
+    """Open every client's account and reserve what the run will cost it; the accounts.
+
+    All of it or nothing: a run that is refused leaves the ledger as it was. The files in its folder
+    that the run begins with are sealed. A run that claims nothing gets no budgets and reserves
+    nothing: it could not keep any.
+    """
+    with ledger.transaction():
+        _begin(settings, ledger, run, folder)
+        return _reserved(settings, ledger, run, holding, plans, claimed)
+
+
+def _begin(settings: Config, ledger: Ledger, run: str, folder: Path) -> None:
+    privacy = settings.privacy
+    ledger.begin_run(
+        run,
+        randomness=privacy.randomness,
+        accounting=privacy.accounting,
+        description={
+            "data": settings.data.name,
+            "algorithm": settings.training.algorithm,
+            "folder": folder.name,
+        },
+        files=digests(folder, BEGUN_WITH),
+    )
+
+
+def _reserved(
+    settings: Config,
+    ledger: Ledger,
+    run: str,
+    holding: Holding,
+    plans: Sequence[ReleasePlan],
+    claimed: bool,
+) -> list[int]:
+    privacy = settings.privacy
+    is_shared = privacy.ledger is not None
+    if is_shared:
+        holding.require_accounts(ledger)
+    accounts = ledger.open_accounts(
+        holding.parts, block=holding.block, runs="many" if is_shared else "one"
+    )
+    if claimed and privacy.enabled and privacy.accounting == "vector":
+        for plan, number in zip(plans, accounts, strict=True):
+            if plan.budget and ledger.budget(number) is None:
+                ledger.set_budget(number, plan.budget)
+    if is_shared and (holding.pool or ledger.division(holding.block) is not None):
+        if holding.taken_over(ledger) is not None:
+            require_alike(plans)
+        ledger.divide(holding.parts, holding.block, holding.pool)
+    if claimed and privacy.enabled:
+        rests = [
+            own.rest_event(ledger.rounds_charged(run, number))
+            for own, number in zip(plans, accounts, strict=True)
+        ]
+        wanted = {number: rest for number, rest in zip(accounts, rests, strict=True) if rest}
+        ledger.reserve(run, wanted)
+    return accounts

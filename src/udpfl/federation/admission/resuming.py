@@ -1,0 +1,54 @@
+"""What a run that goes on is held to: its ledger, its files and its records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from udpfl.errors import (
+    InvalidInput,
+    LedgerError,
+)
+from udpfl.ledger.ledger import Ledger
+from udpfl.ledger.seals import digests
+from udpfl.runs.folder import RunFolder
+
+
+def require_charges(
+    path: Path, folder: RunFolder, run: str, fingerprints: Mapping[str, str], block: str
+) -> None:
+    """Refuse to go on where the ledger does not hold what a run has released, or is not sound.
+
+    `fingerprints` are of the records that the run would go on with, by client.
+    """
+    checkpoint, last = folder.read_checkpoint(), folder.last_charge()
+    if checkpoint is None and last[0] == 0:  # it never got to begin
+        return
+    if not path.is_file():
+        raise LedgerError(f"{path}, the ledger of {folder.path}, is not there: it cannot go on")
+    with Ledger(path, read_only=True) as ledger:
+        for number, chain in {last, *(() if checkpoint is None else (checkpoint.head,))}:
+            if not ledger.holds(number, chain):
+                raise LedgerError(
+                    f"charge {number}, which {folder.path} ended with, is not in its ledger: this "
+                    "is another ledger, or one that was restored from a backup. What was charged "
+                    "since is missing, so the run cannot go on"
+                )
+        if problems := ledger.verify(events=False):
+            raise LedgerError(f"the ledger is not sound, nothing is charged to it: {problems[0]}")
+        sealed = ledger.sealed(run).begun_with or {}  # earlier versions sealed nothing
+        found = digests(folder.path, sealed)
+        for name in sealed:
+            if found.get(name) != sealed[name]:
+                raise InvalidInput(
+                    "resume",
+                    f"{name} is not the file that the run began with: a run goes on as it was "
+                    "begun, or a new one is begun",
+                )
+        charged = ledger.data_of(run)
+        for name, fingerprint in fingerprints.items():
+            account = ledger.account_of(name, block)
+            if account is not None and charged.get(account, fingerprint) != fingerprint:
+                raise InvalidInput(
+                    "resume", f"the records of {name} are not those that the run was charged for"
+                )

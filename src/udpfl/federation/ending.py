@@ -1,0 +1,129 @@
+"""How a run ends: the model, its evaluation, what was spent, and the seals on all of it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from udpfl.accounting import PrivacyStatement
+from udpfl.accounting.rounding import rounding_of_event
+from udpfl.accounting.statement import largest
+from udpfl.federation.builders import with_parameters
+from udpfl.federation.client import LocalClient
+from udpfl.federation.evaluation import final_evaluation
+from udpfl.federation.opening import Begun
+from udpfl.federation.outcome import Run
+from udpfl.federation.plan import ReleasePlan
+from udpfl.federation.setup import Setup
+from udpfl.federation.statements import Statements
+from udpfl.ledger.ledger import Ledger
+from udpfl.ledger.seals import ENDED_WITH, digests
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What is needed to end a run: where it was begun, and what it has come to."""
+
+    setup: Setup
+    begun: Begun
+    ledger: Ledger
+    statements: Statements
+    rows: Sequence[Mapping[str, Any]]
+    """Of all rounds."""
+    final: Tensor
+    """The model of the run [d]."""
+    stopped: str | None
+    began: float
+    """When this call began, by `time.perf_counter`."""
+    seconds_before: float
+    """What an earlier summary said."""
+
+    def write(self) -> Run:
+        """Write what came of the run, seal it in the ledger, and return it."""
+        setup, folder, ledger, run = self.setup, self.begun.folder, self.ledger, self.begun.run
+        if setup.algorithm.trusts_server:
+            # What clients sent was for one reader.
+            ledger.forget(run, setup.config.training.rounds)
+        ledger.give_back(run)
+        head = ledger.head()  # others may charge a shared ledger meanwhile
+        result = self._result(self.statements.of_all(head[0]))
+        stamp: dict[str, Any] = {
+            "statement": str(result.privacy),
+            "privacy": result.privacy.to_dict(),
+        }
+        if result.privacy.kind != "none":  # a seeded run has the same bits, whenever it was charged
+            stamp["head"] = list(head)
+        if self.rows:  # else nobody has trained, and there is no model to hand on
+            folder.write_model(dict(result.model.state_dict()), stamp)
+        evaluation = final_evaluation(setup.model, self.final, *setup.test, setup.data)
+        folder.write_json("evaluation.json", evaluation)
+        outcome = self._outcome(result)
+        sealed = digests(folder.path, ENDED_WITH)
+        decided = ledger.end_run(run, head=head, files=sealed, outcome=outcome)
+        budgets = {
+            client.name: _held(ledger, client, decided[0]) for client in self.statements.clients
+        }
+        summary = {
+            **result.to_dict(),
+            **outcome,
+            "clients": {name: own.to_dict() for name, own in result.clients.items()},
+            "head": list(head),
+            "decided": list(decided),
+            "budgets": budgets,
+        }
+        folder.write_json("summary.json", summary)
+        return result
+
+    def _result(self, statements: Mapping[str, PrivacyStatement]) -> Run:
+        seconds = [row["seconds"] for row in self.rows]
+        return Run(
+            folder=self.begun.folder.path,
+            config=self.setup.config,
+            model=with_parameters(self.setup.network, self.setup.model, self.final),
+            privacy=largest(statements.values()),
+            clients=statements,
+            metrics=self.rows,
+            ledger_path=self.begun.ledger,
+            ledger_is_new=self.ledger.is_new,
+            # A resumed run took as long as all its rounds, not as long as this call.
+            seconds=max(time.perf_counter() - self.began, sum(seconds), self.seconds_before),
+            stopped=self._why_stopped,
+            references=self.setup.data.references,
+        )
+
+    @property
+    def _why_stopped(self) -> str | None:
+        spent = f"`udpfl budget show {self.begun.folder.path}` says what was spent"
+        return f"{self.stopped}; {spent}" if self.stopped else None
+
+    def _outcome(self, result: Run) -> dict[str, Any]:
+        return {
+            **result.outcome(),
+            "device": str(self.setup.device),
+            "parameters": self.setup.model.layout.dimension,
+            "rounding": _rounding(self.begun.plans, result.privacy),
+            "server_adds_noise": self.setup.algorithm.trusts_server,
+            "assumptions": list(self.statements.assumptions),
+        }
+
+
+def _rounding(plans: Sequence[ReleasePlan], privacy: PrivacyStatement) -> float:
+    """What rounding of noise adds to delta at most, for the client that has most of it."""
+    events = [event for plan in plans if (event := plan.rest_event()) is not None]
+    most = max((rounding_of_event(own, privacy.epsilon).total for own in events), default=0.0)
+    if privacy.kind != "none" and most > privacy.delta / 100:
+        log.warning("rounding of the noise may add %.1g to a delta of %g", most, privacy.delta)
+    return most
+
+
+def _held(ledger: Ledger, client: LocalClient, decided: int) -> tuple[float, float] | None:
+    """The budget in the ledger at that decision, which need not be the configured one."""
+    budgets = ledger.budgets(client.account, decided)
+    return (budgets[-1].epsilon, budgets[-1].delta) if budgets else None

@@ -1,0 +1,42 @@
+"""The rounds of a run: request, answers, aggregation, and those who watch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from udpfl.federation.request import Answers, Request
+from udpfl.federation.selection import Selection
+from udpfl.federation.server import Server
+from udpfl.federation.watchers import FinishedRound, Watcher
+
+
+class Clients(Protocol):
+    """Whoever answers for the clients: in this process, or on other machines."""
+
+    def answer(self, request: Request, chosen: Sequence[int]) -> Answers:
+        """The answers of the clients with these numbers, charged before they leave."""
+
+
+def train(
+    server: Server, clients: Clients, selection: Selection, watchers: Sequence[Watcher]
+) -> str | None:
+    """All rounds that are left; why the run ended before its last one, None where it did not."""
+    stopped = None
+    for round_, chosen in selection.after(server.round):
+        began = time.perf_counter()
+        request = server.request(round_)  # stages may add tensors
+        answers = clients.answer(request, chosen)  # charged before they leave
+        selection.note_refusals(round_, answers.refused)
+        if answers.messages:
+            seen = server.receive(round_, answers.messages)
+            for watcher in watchers:
+                watcher.after_round(FinishedRound(round_, answers, seen, began))
+        elif answers.refused and (stopped := selection.end_of_run(round_)):
+            break
+        for watcher in watchers:
+            watcher.before_next()
+    for watcher in watchers:
+        watcher.after_last()
+    return stopped

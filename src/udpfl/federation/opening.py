@@ -1,0 +1,195 @@
+"""How a run begins: its settings, its folder, and what a resumed run is held to."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from udpfl._version import __version__
+from udpfl.config import Config, PrivacyConfig, dump, load
+from udpfl.errors import InvalidInput
+from udpfl.federation.builders import OWN
+from udpfl.federation.names import settings_of
+from udpfl.federation.plan import ReleasePlan
+from udpfl.federation.selection import list_names
+from udpfl.federation.setup import Setup
+from udpfl.ledger.file import require_writable
+from udpfl.runs.folder import RunFolder
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What `run` was asked for, in one form however it was said."""
+
+    config: Config
+    folder: RunFolder | None
+    """That of the run to go on with; None for a new one."""
+    model: nn.Module | None
+    data: Any
+
+
+def read_arguments(
+    config: Config | Mapping[str, Any] | str | Path | None,
+    resume: str | Path | None,
+    model: nn.Module | Mapping[str, Any] | str | None,
+    data: Any,
+    sections: Mapping[str, Any],
+) -> Asked:
+    """Sort out which arguments are settings and which are a model or data of one's own."""
+    if isinstance(model, str):
+        model = {"name": model}
+    if isinstance(model, Mapping):
+        sections, model = {**sections, "model": model}, None
+    if model is not None and not isinstance(model, nn.Module):
+        raise InvalidInput("model", f"must be an nn.Module, a name or a section, got {model!r}")
+    if isinstance(data, Mapping):
+        sections, data = {**sections, "data": data}, None
+    if resume is not None:
+        if config is not None or sections:
+            raise InvalidInput("resume", "continues a run as it was begun: no settings beside it")
+        folder = RunFolder.open(Path(resume))
+        return Asked(settings_of(folder), folder, model, data)
+    own: dict[str, Any] = dict(sections)
+    for name, given in (("model", model), ("data", data)):
+        if given is not None:
+            own[name] = {**_section(own.get(name)), "name": OWN}
+    if isinstance(data, list):
+        own["data"]["clients"] = len(data)
+    return Asked(load(config, own), None, model, data)
+
+
+def _section(value: Any) -> dict[str, Any]:
+    return dict(value) if isinstance(value, Mapping) else {}
+
+
+def require_ledger(asked: Asked, unclaimed: str | None) -> None:
+    """Refuse a shared ledger that the run must not, or cannot, be charged to."""
+    ledger = asked.config.privacy.ledger
+    if ledger and unclaimed:
+        raise InvalidInput(
+            "privacy.ledger",
+            f"{unclaimed}: such a run is not private and cannot be charged to {ledger!r}, a ledger "
+            "that counts",
+        )
+    if ledger and asked.folder is None:
+        require_writable(Path(ledger), "privacy.ledger")
+
+
+def advise(settings: Config) -> None:
+    """Settings that are allowed and hardly ever meant."""
+    privacy, training = settings.privacy, settings.training
+    clips_records = privacy.enabled and privacy.unit == "record"
+    if not clips_records and training.learning_rate > 1:
+        log.warning(
+            "training.learning_rate = %g suits clipped, noisy gradients; where records are not "
+            "clipped, 0.1 with training.server_momentum = 0.9 is a better start",
+            training.learning_rate,
+        )
+    if training.learning_rate * training.penalty > 1:
+        log.warning(
+            "training.penalty = %g at training.learning_rate = %g may pull clients past the model "
+            "they are pulled to: their product should not be above 1",
+            training.penalty,
+            training.learning_rate,
+        )
+
+
+def begin_folder(setup: Setup, plans: Sequence[ReleasePlan], unclaimed: str | None) -> RunFolder:
+    """A new folder with all that a run begins with."""
+    settings, now = setup.config, datetime.now().astimezone()
+    name = f"{settings.data.name}-{settings.training.algorithm}".replace(":", "-")
+    default = Path("runs") / f"{name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    folder = RunFolder.create(Path(settings.out) if settings.out else default)
+    folder.write_text("config.toml", dump(settings))
+    folder.write_json("participants.json", [plan.to_dict() for plan in plans])
+    folder.write_records(setup.parts, setup.public, setup.data)
+    shared = settings.privacy.ledger
+    identity = {
+        "id": secrets.token_hex(8),
+        "udpfl": __version__,
+        "torch": torch.__version__,
+        "started": now.isoformat(timespec="seconds"),
+        "privacy": _stamp(settings.privacy, unclaimed),
+        "fingerprints": list(setup.fingerprints),
+        "block": settings.data.block,
+        # A shared ledger stays where it is, wherever the run is resumed from.
+        "ledger": str(Path(shared).absolute()) if shared else None,
+        # Whoever gets folder and ledger together finds it by this.
+        "ledger_from_here": _way(folder.path, Path(shared)) if shared else None,
+    }
+    folder.write_json("run.json", identity)  # last: with it the folder can be resumed
+    return folder
+
+
+def _stamp(privacy: PrivacyConfig, unclaimed: str | None) -> str:
+    if not privacy.enabled:
+        return "not private: privacy is turned off"
+    if unclaimed:
+        return f"not private: {unclaimed}"
+    if privacy.randomness == "seeded":
+        return "not private: noise and sampling are seeded"
+    if privacy.accounting == "scalar":
+        return "nominal: scalar accounting, not a privacy guarantee"
+    return "private: vector accounting, a guarantee"
+
+
+def _way(folder: Path, file: Path) -> str:
+    return os.path.relpath(file.resolve(), folder.resolve())
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A run folder as it was begun, new or not."""
+
+    folder: RunFolder
+    plans: Sequence[ReleasePlan]
+    run: str
+    ledger: Path
+    has_shared_ledger: bool
+
+    @classmethod
+    def read(cls, folder: RunFolder, setup: Setup) -> Begun:
+        """Read a folder; refuse to go on with another model or with other records."""
+        plans = [ReleasePlan.from_dict(row) for row in folder.read_json("participants.json")]
+        identity = folder.read_json("run.json")
+        _require_same_model(plans, setup.model.layout.dimension)
+        begun = identity.get("fingerprints", setup.fingerprints)
+        _require_same_data(plans, begun, setup.fingerprints)
+        shared = identity["ledger"]
+        return cls(
+            folder, plans, identity["id"], Path(shared) if shared else folder.ledger, bool(shared)
+        )
+
+
+def _require_same_model(plans: Sequence[ReleasePlan], dimension: int) -> None:
+    for plan in plans:
+        planned = plan.release and plan.release.sensitivity.dimension
+        if planned not in (None, dimension):
+            raise InvalidInput(
+                "resume", f"the run was planned for {planned} parameters, the model has {dimension}"
+            )
+
+
+def _require_same_data(
+    plans: Sequence[ReleasePlan], begun: Sequence[str], found: Sequence[str]
+) -> None:
+    """Refuse to go on with other records than those that were charged."""
+    pairs = zip(plans, begun, found, strict=True)
+    changed = [plan.name for plan, before, now in pairs if before != now]
+    if changed:
+        raise InvalidInput(
+            "resume",
+            f"the records of {list_names(changed)} are not those that the run was begun with: a "
+            "run goes on with the same data, or a new one is begun",
+        )

@@ -1,0 +1,106 @@
+"""The server half: its state, the stages, and aggregation.
+
+It sees messages. It never sees records, accounts or budgets, and imports nothing that knows them
+(`tests/federation/test_server.py` holds that), so a deployment uses it as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from udpfl.algorithms import Algorithm, ClientMessage, Tensors
+from udpfl.federation.request import Request
+from udpfl.federation.stages import Stage
+from udpfl.federation.stages.averaging import Averaging
+
+_OWN = "server."
+"""What the names of the method's tensors begin with in a checkpoint."""
+
+
+class Server:
+    """One federated method with its stages, from round to round."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        start: Tensor,
+        stages: Sequence[Stage] = (),
+        averaging: float = 0.0,
+        learning_rate: Callable[[int], float] = lambda round_: 1.0,
+    ) -> None:
+        self._algorithm, self._learning_rate = algorithm, learning_rate
+        self._averaging = Averaging(start, averaging)
+        self.stages: Sequence[Stage] = (*stages, self._averaging)
+        """What happens to messages and model, in this order."""
+        self.round = 0
+        """The last round that was aggregated."""
+        self.settled = 0
+        """Clients need not keep their messages up to this round."""
+        self._saved = 0
+        self._state = algorithm.init(start)
+
+    @property
+    def model(self) -> Tensor:
+        """The model of the run [d]: the last one, or an average over rounds."""
+        return self._averaging.model
+
+    @property
+    def hides_participation(self) -> bool:
+        """Whether figures about a round would tell how many took part."""
+        return any(stage.hides_participation for stage in self.stages)
+
+    def request(self, round_: int) -> Request:
+        """What clients receive in a round."""
+        received = self._algorithm.broadcast(self._state)
+        for stage in self.stages:
+            received = {**received, **stage.request()}
+        return Request(round_, received, self._learning_rate(round_), self.settled)
+
+    def receive(self, round_: int, messages: Sequence[ClientMessage]) -> list[ClientMessage]:
+        """Aggregate a round's messages; the messages as the method was given them."""
+        device = self._state["model"].device
+        seen = [message.to(device) for message in messages]
+        for stage in self.stages:
+            seen = stage.receive(round_, self._state, seen)
+        self._state = self._algorithm.aggregate(self._state, self.sort(seen))
+        for stage in self.stages:
+            self._state = stage.publish(round_, self._state)
+        self.round = round_
+        return seen
+
+    def sort(self, messages: Sequence[ClientMessage]) -> Sequence[ClientMessage]:
+        """Messages in the order in which the method reads them."""
+        for stage in self.stages:
+            messages = stage.sort(messages)
+        return messages
+
+    def measure(self) -> dict[str, Any]:
+        """What the stages add to a round's line of metrics."""
+        return {name: value for stage in self.stages for name, value in stage.measure().items()}
+
+    def state(self) -> Tensors:
+        """Named tensors from which `restore` goes on."""
+        named = {f"{_OWN}{name}": tensor for name, tensor in self._state.items()}
+        for stage in self.stages:
+            named |= stage.state()
+        return named
+
+    def restore(self, round_: int, tensors: Mapping[str, Tensor]) -> None:
+        """Go on after this round with what `state` returned then."""
+        device = self._state["model"].device
+        moved = {name: tensor.to(device) for name, tensor in tensors.items()}
+        for stage in self.stages:
+            stage.restore(moved)
+        own = {name: tensor for name, tensor in moved.items() if name.startswith(_OWN)}
+        self._state = {name.removeprefix(_OWN): tensor for name, tensor in own.items()}
+        self.round = self._saved = round_
+
+    def note_saved(self) -> None:
+        """Note that a checkpoint of this round is on disk.
+
+        The two latest are kept, so clients keep their messages since the older one.
+        """
+        self.settled, self._saved = self._saved, self.round

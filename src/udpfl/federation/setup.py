@@ -1,0 +1,181 @@
+"""One setup for training, audits and analysis: a configuration and all that it names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from udpfl.algorithms import Algorithm, PublicData
+from udpfl.config import Config
+from udpfl.data import DataSet
+from udpfl.data.records import Indices
+from udpfl.engine import LaneModel, Loss
+from udpfl.federation.admission import Holding, plan_within
+from udpfl.federation.builders import (
+    algorithm_of,
+    dataset_of,
+    device_of,
+    loss_of,
+    network_of,
+    prepared,
+)
+from udpfl.federation.calibration import NO_PASTS, Past, plan_releases
+from udpfl.federation.combinations import check_combination
+from udpfl.federation.evaluation import Evaluation, evaluate
+from udpfl.federation.plan import ReleasePlan
+from udpfl.federation.ranges import require_range
+from udpfl.federation.selection import Schedule, draw_schedule
+from udpfl.federation.shares import (
+    assumptions,
+    client_names,
+    declared_sizes,
+    divided,
+    fingerprints_of,
+    fitted,
+    is_divided,
+    pool_fingerprint,
+    require_public,
+)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A configuration with its data, the clients' parts of it, the network and the method.
+
+    `run` trains it, an audit replays it, an analysis looks at what came of it: all from the same
+    object, so that none of them works on something else.
+    """
+
+    config: Config
+    device: torch.device
+    data: DataSet
+    given: Any
+    """The data as it was handed over in Python; None where the configuration names it."""
+    parts: list[Indices]
+    """The records of each client, as positions in the training set."""
+    public: Indices
+    """The records that no client holds and everyone may see."""
+    algorithm: Algorithm
+    network: nn.Module
+    loss: Loss
+
+    @classmethod
+    def of(
+        cls,
+        config: Config,
+        *,
+        data: Any = None,
+        test: Any = None,
+        model: nn.Module | None = None,
+        loss: Loss | None = None,
+    ) -> Setup:
+        """Load and build what the configuration names; what is handed over takes its place."""
+        device = device_of(config.device)
+        dataset = dataset_of(config, data, test)
+        config = fitted(config, dataset)
+        parts, public = divided(config, dataset)
+        algorithm = algorithm_of(config)
+        check_combination(config, algorithm)
+        require_public(algorithm, public)
+        network = network_of(config, model, dataset)
+        loss = loss or loss_of(dataset.task)
+        return cls(config, device, dataset, data, parts, public, algorithm, network, loss)
+
+    @cached_property
+    def model(self) -> LaneModel:
+        """The network as the engine trains it."""
+        return LaneModel(self.network, self.loss).to(self.device)
+
+    @cached_property
+    def start(self) -> Tensor:
+        """The parameters that training begins with [d]."""
+        return self.model.initial().to(self.device)
+
+    @cached_property
+    def train(self) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of all training records, on the device."""
+        return self._on_device("train", "data")
+
+    @cached_property
+    def test(self) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of the test records, on the device."""
+        return self._on_device("test", "data.test")
+
+    def _on_device(self, split: str, parameter: str) -> tuple[Tensor, Tensor]:
+        records = getattr(self.data, split)
+        inputs = prepared(self.network, records.inputs, self.device, parameter)
+        return inputs, torch.from_numpy(records.targets).to(self.device)
+
+    def prepare(self) -> int:
+        """Try the model on public records, and show these to the method; bytes for a record.
+
+        Raises where the model or its loss cannot take some record, or lets records see each other.
+        """
+        require_range(self.model, {"data": self.train, "data.test": self.test})
+        bytes_per_sample = self.model.check(self.start, *self.test)
+        rows = torch.from_numpy(self.public).to(self.device)
+        inputs, targets = self.train
+        self.algorithm.prepare(
+            PublicData(self.model, inputs[rows], targets[rows], self.config.seed)
+        )
+        return bytes_per_sample
+
+    def evaluate(self, parameters: Tensor) -> Evaluation:
+        """How good a model is on the test records."""
+        return evaluate(self.model, parameters, *self.test, self.data.task)
+
+    @property
+    def schedule(self) -> Schedule:
+        """Who is asked in which round."""
+        return draw_schedule(self.config)
+
+    @cached_property
+    def names(self) -> list[str]:
+        """What the clients are called."""
+        return client_names(self.config, self.data, self.parts)
+
+    @cached_property
+    def fingerprints(self) -> list[str]:
+        """What names the records of each client."""
+        return fingerprints_of(self.config, self.data, self.parts)
+
+    @property
+    def holding(self) -> Holding:
+        """Which records the clients hold, for a ledger that runs share."""
+        is_shared = self.config.privacy.ledger is not None
+        is_dealt = is_shared and is_divided(self.config, self.data, self.parts)
+        return Holding(
+            self.names,
+            self.fingerprints,
+            [len(part) for part in self.parts],
+            pool_fingerprint(self.data) if is_dealt else "",
+            self.config.data.block or "",
+        )
+
+    def plans(
+        self, schedule: Schedule | None = None, pasts: Mapping[str, Past] = NO_PASTS
+    ) -> list[ReleasePlan]:
+        """What every client will release; nothing of a shared ledger is looked at."""
+        return plan_releases(
+            self.config,
+            declared_sizes(self.config, self.data, self.parts),
+            self.schedule if schedule is None else schedule,
+            sum(p.numel() for p in self.network.parameters() if p.requires_grad),
+            self.algorithm,
+            self.names,
+            pasts,
+        )
+
+    def plans_within_budgets(self) -> list[ReleasePlan]:
+        """The same, for what the budgets in a shared ledger have left; raises where they do not."""
+        return plan_within(self.config, self.holding, self.schedule, self.plans)
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What was read off the records and is used as if everyone knew it."""
+        return assumptions(self.config, self.data, self.given, self.algorithm, self.public)
