@@ -12,6 +12,7 @@ import torch
 import udpfl
 from tests.algorithms.samples import messages, prepared, public
 from tests.federation.test_federation import blobs, flat, network
+from tests.small import PowerCut, Stops
 from udpfl import InvalidInput, Unsupported
 from udpfl.algorithms import FedAvg, ModeConnectivity, ServerStep
 from udpfl.algorithms.mode_connectivity import merge_in_pairs
@@ -191,31 +192,12 @@ def test_a_run_says_that_its_public_records_are_not_protected(tmp_path):
     assert not any("public records" in note for note in plain.privacy.notes)
 
 
-class Stop(Exception):
-    """Ends a run in the middle."""
-
-
-class After:
-    """An observer that stops the run after a round."""
-
-    def __init__(self, last):
-        self.last = last
-
-    def on_message(self, message): ...
-
-    def on_model(self, round_, model): ...
-
-    def on_round(self, row):
-        if row["round"] == self.last:
-            raise Stop
-
-
 @pytest.mark.parametrize("method", ["bezier", "mode-connectivity"])
 def test_a_resumed_run_ends_where_it_would_have(federate, tmp_path, method):
     training, data = {"algorithm": method}, {"public": 12}
     whole = federate(training=training, data=data)
-    with pytest.raises(Stop):
-        federate(training=training, data=data, observers=[After(2)])
+    with pytest.raises(PowerCut):
+        federate(training=training, data=data, observers=[Stops(2)])
     resumed = udpfl.run(resume=tmp_path / "run-1", data=blobs(), model=network())
     assert [row["round"] for row in resumed.metrics] == [1, 2, 3, 4]
     assert torch.equal(flat(resumed.model), flat(whole.model))
