@@ -8,6 +8,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from udpfl.federation.observers import Observer
+from udpfl.federation.plan import ReleasePlan
+from udpfl.runs.folder import RunFolder
 
 WIDE = 2_000
 
@@ -52,6 +54,12 @@ class Seen(Observer):
         self.models.append(torch.cat([t.flatten() for t in model.values()]))
 
     def on_round(self, row): ...
+
+
+def people_of(result):
+    """The plans of all clients, as a run folder has them."""
+    rows = RunFolder(result.folder).read_json("participants.json")
+    return [ReleasePlan.from_dict(row) for row in rows]
 
 
 class PowerCut(Exception):

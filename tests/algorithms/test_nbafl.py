@@ -14,6 +14,7 @@ from scipy import stats
 from torch import nn
 
 from tests.repository import ROOT
+from tests.small import people_of
 
 sys.path.append(str(ROOT / "benchmarks"))  # scripts, not a package
 
@@ -30,11 +31,9 @@ from udpfl.algorithms.nbafl import NbAFL
 from udpfl.audit import Releases, audit_releases
 from udpfl.engine import BallClipper, Entropy, Keyed, MechanismNoiser, NormClipper
 from udpfl.errors import BudgetExceeded, InvalidInput, Unsupported
-from udpfl.federation.plan import ReleasePlan
 from udpfl.federation.protection import planned_protection
 from udpfl.federation.stages.downlink_noise import DownlinkNoise
 from udpfl.ledger.ledger import Ledger
-from udpfl.runs.folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -62,11 +61,6 @@ def federate(tmp_path):
         return result, seen
 
     return start
-
-
-def people_of(result):
-    rows = RunFolder(result.folder).read_json("participants.json")
-    return [ReleasePlan.from_dict(row) for row in rows]
 
 
 def method(rounds, clients, **options):

@@ -14,8 +14,7 @@ from scipy import stats
 from torch import nn
 
 import udpfl
-from tests.federation.test_client_unit import people_of
-from tests.small import WIDE, Seen, Wide, blobs, linear
+from tests.small import WIDE, Seen, Wide, blobs, linear, people_of
 from udpfl import (
     Gaussian,
     InvalidInput,
