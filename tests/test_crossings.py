@@ -23,7 +23,7 @@ from torch import nn
 from examples.plugin.udpfl_example.fedcm import FedCM
 from tests.conftest import Logistic
 from tests.engine.oracle import Noted
-from tests.federation.test_federation import Counting
+from tests.federation.samples import Counting
 from udpfl.accounting.events import Composed, PoissonSampled, Release, leaves
 from udpfl.algorithms import BUILT_IN, Algorithm, PublicData, local_update, weighted_mean
 from udpfl.config import load

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.federation.test_federation import blobs, cross_entropy, network
+from tests.federation.samples import blobs, network
+from tests.small import cross_entropy
 from udpfl import InvalidInput
 from udpfl.algorithms.curves import Curve, RecordLoss, Search, along, barrier, find_curve
 from udpfl.engine import LaneModel

@@ -11,7 +11,7 @@ import torch
 
 import udpfl
 from tests.algorithms.samples import messages, prepared, public
-from tests.federation.test_federation import blobs, flat, network
+from tests.federation.samples import blobs, flat, network
 from tests.small import PowerCut, Stops
 from udpfl import InvalidInput, Unsupported
 from udpfl.algorithms import FedAvg, ModeConnectivity, ServerStep
