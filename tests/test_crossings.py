@@ -30,7 +30,7 @@ from udpfl.config import load
 from udpfl.engine import Keyed, LaneModel, Limits, MechanismNoiser
 from udpfl.errors import InvalidInput, UdpflError
 from udpfl.federation import Request, Trainer
-from udpfl.federation import participants as planning
+from udpfl.federation import calibration as planning
 from udpfl.federation.builders import algorithm_of
 from udpfl.federation.calibration import plan_releases
 from udpfl.federation.combinations import check_combination

@@ -270,13 +270,12 @@ def test_without_noise_down_the_model_is_the_weighted_mean(federate):
 def test_noise_down_is_fresh_in_every_round_and_after_a_crash():
     noise = method(5, 2, exposures=1).own_noise(Target(1.0, 0.01, 1.0, 10))
     server = {"model": torch.zeros(50), "velocity": torch.ones(50)}
-    down = DownlinkNoise.of(noise, "k", Entropy())
+    down = DownlinkNoise("k", Entropy(), MechanismNoiser([noise.down]))
     assert not torch.equal(down.publish(1, server)["model"], down.publish(1, server)["model"])
-    seeded = DownlinkNoise.of(noise, "k", Keyed(0))
+    seeded = DownlinkNoise("k", Keyed(0), MechanismNoiser([noise.down]))
     assert torch.equal(seeded.publish(1, server)["model"], seeded.publish(1, server)["model"])
     assert not torch.equal(seeded.publish(1, server)["model"], seeded.publish(2, server)["model"])
     assert torch.equal(down.publish(1, server)["velocity"], server["velocity"])
-    assert DownlinkNoise.of(None, "k", Entropy()) is None
 
 
 def test_a_resumed_run_has_the_same_noise_down(federate):

@@ -28,8 +28,7 @@ from udpfl import (
     account,
 )
 from udpfl.errors import BudgetExceeded, LedgerError
-from udpfl.ledger import ledger as ledger_
-from udpfl.ledger import outbox, spending
+from udpfl.ledger import limits, outbox, spending
 from udpfl.ledger.ledger import Ledger
 
 # Accounts, runs, budgets
@@ -152,7 +151,7 @@ def test_an_epsilon_that_is_not_a_number_fits_no_budget(ledger, path, monkeypatc
     ledger.set_budget(alice, Budget(1e9, 1e-5))
     broken = udpfl.PrivacyStatement(math.nan, 1e-5, "guarantee", "rdp")
     monkeypatch.setattr(spending, "accounted", lambda totals, delta, filter_: broken)
-    monkeypatch.setattr(ledger_, "accounted", lambda totals, delta, filter_: broken)
+    monkeypatch.setattr(limits, "accounted", lambda totals, delta, filter_: broken)
     assert ledger.would_exceed(alice, TENTH)
     with pytest.raises(BudgetExceeded):
         ledger.commit([charge(alice, 0, TENTH)])

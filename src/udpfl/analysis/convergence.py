@@ -159,21 +159,14 @@ def measure(
     `scale` times a draw of `noise` is added to every coordinate of every client's gradient: one
     over sampling rate times declared size, for noise that is calibrated to the sum.
     """
-    for name, value in (("local_steps", local_steps), ("steps", steps)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InvalidInput(name, f"must be a whole number from 1, got {value!r}")
-    if repetitions < 2:
-        raise InvalidInput("repetitions", f"must be at least 2, got {repetitions!r}")
-    if not 0 < rate <= 1:
-        raise InvalidInput("sampling_rate", f"must be in (0, 1], got {rate!r}")
+    _require_sizes(local_steps, steps, repetitions, rate)
     rng = np.random.default_rng([*b"measure", seed])
     clients, records, dimension = problem.x.shape
     best, mu = problem.optimum(), problem.convexity
     offset = max(8 * problem.smoothness / mu, float(local_steps))
-    lengths = np.sqrt((problem.x**2).sum(2))
+    largest = _Largest(problem, rate)
     w = np.zeros((repetitions, clients, dimension))
     distances, spreads = np.empty(steps + 1), np.empty(steps + 1)
-    sampling, gradient, steepest = np.zeros(clients), 0.0, 0.0
 
     def note(t: int) -> None:
         mean = np.einsum("k,rkd->rd", problem.shares, w)
@@ -183,11 +176,7 @@ def measure(
     note(0)
     for t in range(steps):
         r = problem.residuals(w)
-        variance = problem.sampling_variance(r, rate).mean(0)
-        sampling = np.maximum(sampling, variance)
-        squares = (problem.gradients(w, r) ** 2).sum(2).mean(0) + variance
-        gradient = max(gradient, float(squares.max()))
-        steepest = max(steepest, float((np.abs(r) * lengths).max()))
+        largest.update(w, r)
         drawn = rng.random((repetitions, clients, records), np.float32) < rate
         g = problem.gradients(w, r * drawn / rate)
         if noise is not None:
@@ -200,13 +189,45 @@ def measure(
         smoothness=problem.smoothness,
         convexity=mu,
         heterogeneity=problem.heterogeneity(),
-        sampling=tuple(float(s) for s in sampling),
-        gradient=gradient,
+        sampling=tuple(float(s) for s in largest.sampling),
+        gradient=largest.gradient,
         noise=0.0 if noise is None else dimension * scale**2 * noise.variance,
         shares=tuple(float(p) for p in problem.shares),
         local_steps=local_steps,
     )
-    return Measured(constants, distances, spreads, steepest)
+    return Measured(constants, distances, spreads, largest.record)
+
+
+def _require_sizes(local_steps: int, steps: int, repetitions: int, rate: float) -> None:
+    for name, value in (("local_steps", local_steps), ("steps", steps)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InvalidInput(name, f"must be a whole number from 1, got {value!r}")
+    if repetitions < 2:
+        raise InvalidInput("repetitions", f"must be at least 2, got {repetitions!r}")
+    if not 0 < rate <= 1:
+        raise InvalidInput("sampling_rate", f"must be in (0, 1], got {rate!r}")
+
+
+class _Largest:
+    """The largest values on the way of a training."""
+
+    def __init__(self, problem: Convex, rate: float) -> None:
+        self._problem, self._rate = problem, rate
+        self._lengths = np.sqrt((problem.x**2).sum(2))
+        self.sampling: Floats = np.zeros(len(problem.x))
+        """sigma_k^2 of every client, the mean over repetitions."""
+        self.gradient = 0.0
+        """G^2, the mean over repetitions."""
+        self.record = 0.0
+        """The gradient of a single record."""
+
+    def update(self, w: Floats, residuals: Floats) -> None:
+        """Take in the values before a step, at parameters w [repetitions, clients, d]."""
+        variance = self._problem.sampling_variance(residuals, self._rate).mean(0)
+        self.sampling = np.maximum(self.sampling, variance)
+        squares = (self._problem.gradients(w, residuals) ** 2).sum(2).mean(0) + variance
+        self.gradient = max(self.gradient, float(squares.max()))
+        self.record = max(self.record, float((np.abs(residuals) * self._lengths).max()))
 
 
 def line_fit(x: Sequence[float], y: Sequence[float]) -> tuple[float, float, float]:

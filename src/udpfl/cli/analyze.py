@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -15,6 +16,9 @@ from udpfl.cli.options import Trust, trust_all
 from udpfl.cli.plan import check_plot
 from udpfl.errors import InvalidInput
 from udpfl.planning import plan
+
+if TYPE_CHECKING:
+    from udpfl.analysis.between_runs import Connection
 
 analyze = typer.Typer(
     name="analyze", help="Curves between models, convergence beside its bound, errors of noise."
@@ -70,7 +74,6 @@ def curve(
     udpfl analyze curve runs/first runs/second --at 0.5 --save middle.safetensors
     """
     from udpfl.algorithms.curves import Search
-    from udpfl.algorithms.message import tensors_to_bytes
     from udpfl.analysis.between_runs import connect
     from udpfl.analysis.figures import curve_figure
 
@@ -89,14 +92,19 @@ def curve(
     else:
         tables.curve(found)
     if at is not None and save is not None:
-        try:
-            save.write_bytes(tensors_to_bytes(found.at(at), found.stamp(at)))
-        except OSError as error:
-            raise InvalidInput("save", f"cannot write {save}: {error.strerror}") from None
-        typer.echo(f"wrote {save}", err=True)
-    if plot is not None:
-        curve_figure(found, plot)
-        typer.echo(f"wrote {plot}", err=True)
+        _save(found, at, save)
+    _draw(curve_figure, found, plot)
+
+
+def _save(found: Connection, at: float, path: Path) -> None:
+    """Write the model at one point of the curve."""
+    from udpfl.algorithms.message import tensors_to_bytes
+
+    try:
+        path.write_bytes(tensors_to_bytes(found.at(at), found.stamp(at)))
+    except OSError as error:
+        raise InvalidInput("save", f"cannot write {path}: {error.strerror}") from None
+    typer.echo(f"wrote {path}", err=True)
 
 
 @analyze.command()
@@ -142,28 +150,16 @@ def convergence(
 
     udpfl analyze convergence configs/default.toml --epsilon 2 --epsilon 8
     """
-    from udpfl.analysis import figures
+    from udpfl.analysis.convex import Convex
+    from udpfl.analysis.extra_rounds import study
+    from udpfl.analysis.figures import convergence_figure
 
     if plot is not None:
         check_plot(plot)
     if config is not None:
         _only(context, {"config", "epsilon", "json_", "plot"})
-        from udpfl.analysis.extra_rounds import network_curves
-        from udpfl.config import load
-
-        with Console(stderr=True).status("training, without noise and within each epsilon"):
-            curves = network_curves(load(config), epsilon or [])
-        if json_:
-            typer.echo(json.dumps([each.to_dict() for each in curves], indent=2))
-        else:
-            tables.networks(curves)
-        if plot is not None:
-            figures.network_figure(curves, plot)
-            typer.echo(f"wrote {plot}", err=True)
+        _networks(config, epsilon or [], json_, plot)
         return
-    from udpfl.analysis.convex import Convex
-    from udpfl.analysis.extra_rounds import study
-
     if epsilon and len(epsilon) > 1:
         raise InvalidInput("epsilon", "takes one value, unless a configuration is trained")
     posed = Convex.drawn(problem, clients=clients, records=records, dimension=dimension, seed=seed)
@@ -182,9 +178,22 @@ def convergence(
         typer.echo(json.dumps(found.to_dict(), indent=2))
     else:
         tables.study(found, f"{problem}, {mechanism} noise for ε = {budget:g} and its multiples")
-    if plot is not None:
-        figures.convergence_figure(found, plot)
-        typer.echo(f"wrote {plot}", err=True)
+    _draw(convergence_figure, found, plot)
+
+
+def _networks(config: Path, epsilons: Sequence[float], json_: bool, plot: Path | None) -> None:
+    """Measured curves of a configuration's network, without noise and within each epsilon."""
+    from udpfl.analysis.extra_rounds import network_curves
+    from udpfl.analysis.figures import network_figure
+    from udpfl.config import load
+
+    with Console(stderr=True).status("training, without noise and within each epsilon"):
+        curves = network_curves(load(config), epsilons)
+    if json_:
+        typer.echo(json.dumps([each.to_dict() for each in curves], indent=2))
+    else:
+        tables.networks(curves)
+    _draw(network_figure, curves, plot)
 
 
 def _only(context: typer.Context, allowed: set[str]) -> None:
@@ -258,6 +267,11 @@ def error(
         typer.echo(json.dumps(plain, indent=2))
     else:
         tables.errors(planned, found, accounting)
+    _draw(error_figure, found, plot)
+
+
+def _draw(figure: Callable[[Any, Path], None], found: Any, plot: Path | None) -> None:
+    """Write the figure of what was found, where one is wanted."""
     if plot is not None:
-        error_figure(found, plot)
+        figure(found, plot)
         typer.echo(f"wrote {plot}", err=True)

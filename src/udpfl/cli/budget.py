@@ -5,23 +5,18 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from udpfl.accounting.accountant import check_choices
-from udpfl.accounting.described import described
 from udpfl.accounting.events import leaves
 from udpfl.accounting.imported import read_events, read_opacus
-from udpfl.accounting.statement import shown
-from udpfl.cli.changes import described_change
+from udpfl.cli import budget_tables as tables
 from udpfl.cli.ledgers import (
     account_to_charge,
     accounts_of,
@@ -30,7 +25,7 @@ from udpfl.cli.ledgers import (
     open_ledger,
 )
 from udpfl.cli.options import Trust, trust_all
-from udpfl.errors import InvalidInput, LedgerError, LedgerUnavailable, UdpflError
+from udpfl.errors import InvalidInput, LedgerError, LedgerUnavailable
 from udpfl.ledger.charges import Entry
 
 budget = typer.Typer(
@@ -73,45 +68,12 @@ def show(
     with open_ledger(ledger) as opened:
         balances = [balance_of(opened, account, delta) for account in accounts_of(opened, client)]
         folders = opened.folders()
-
-    def folder(run: str) -> str:
-        return f"{folders[run]} (run {run})" if run in folders else f"run {run}"
-
     if json_:
         typer.echo(json.dumps([balance.to_dict() for balance in balances], indent=2))
         return
-    table = Table("client")
-    for heading in ("releases", "spent ε", "at δ", "budget ε", "left", "runs"):
-        table.add_column(heading, justify="right")
-    for balance in balances:
-        statement, own, left = balance.statement, balance.budget, balance.left
-        claimed = statement.kind != "none"
-        table.add_row(
-            Text(balance.account.name),
-            f"{balance.releases:,}",
-            shown(statement.epsilon) if claimed else "not private",
-            f"{statement.delta:g}" if claimed else "–",
-            "–" if own is None else f"{own.epsilon:g}",
-            "–" if left is None else f"{math.floor(100 * left)} %",
-            str(len(balance.runs)),
-        )
-        for fingerprint, releases in balance.versions:
-            version = Text(f"  data {fingerprint[:8] or 'not named'}")
-            table.add_row(version, f"{releases:,}", style="dim")
     console = Console()
-    console.print(table)
-    said: dict[str, list[str]] = {}
-    for balance in balances:
-        notes = list(balance.statement.notes)
-        if balance.statement.kind != "none" and balance.statement.unit == "client":
-            notes.append("ε is for the whole client, not for one record")
-        if balance.imported:
-            notes.append(f"{balance.imported:,} of the releases were imported from elsewhere")
-        if balance.reserved:
-            notes.append(f"reserved by {', '.join(map(folder, balance.reserved))}")
-        for note in notes:
-            said.setdefault(note, []).append(balance.account.name)
-    for note, names in said.items():
+    console.print(tables.spent(balances))
+    for note, names in tables.notes_on(balances, folders).items():
         who = ", ".join(names) if len(names) <= 3 else f"{len(names)} clients"
         console.print(Text(f"{who}: {note}"))
 
@@ -206,58 +168,9 @@ def history(
         }
         typer.echo(json.dumps(plain, indent=2))
         return
-    table = Table("when", "client", "run")
-    table.add_column("rounds", justify="right")
-    table.add_column("times", justify="right")
-    table.add_column("release")
-    for line in _lines(entries, every=every):
-        first = line.first
-        client_, run = _client(first), folders.get(first.run, first.run)
-        row = (_second(first.charged_at), client_, run, line.span(), f"{line.times:,}")
-        table.add_row(*map(Text, row), Text(_release(first)))
     console = Console()
-    console.print(table)
-    changed = Table("when", "client", "change", "by", "reason")
-    for change in changes:
-        if (said := described_change(change, folders)) is not None:
-            who = names.get(change.account or 0, "")
-            when = _second(change.decided_at)
-            changed.add_row(*map(Text, (when, who, said, change.author, change.reason)))
-    console.print(changed)
-
-
-@dataclass
-class _Line:
-    """Charges that differ in their round alone."""
-
-    first: Entry
-    rounds: set[int]
-    times: int = 0
-
-    def span(self) -> str:
-        """From the first round to the last, and how many they are where some are missing."""
-        low, high = min(self.rounds), max(self.rounds)
-        between = "" if high - low < len(self.rounds) else f" ({len(self.rounds)} of them)"
-        return str(low) if low == high else f"{low}–{high}{between}"
-
-
-def _lines(entries: Iterable[Entry], *, every: bool) -> list[_Line]:
-    """The lines of a history, in the order in which they begin."""
-    lines: dict[tuple[Any, ...], _Line] = {}
-    for entry in entries:
-        alike = (_client(entry), entry.fingerprint, entry.run, entry.event_json, entry.note)
-        line = lines.setdefault((entry.id,) if every else alike, _Line(entry, set()))
-        line.rounds.add(entry.round)
-        line.times += entry.count
-    return list(lines.values())
-
-
-def _second(time: str) -> str:
-    return time[:19].replace("T", " ")
-
-
-def _client(entry: Entry) -> str:
-    return f"{entry.client} (block {entry.block})" if entry.block else entry.client
+    console.print(tables.charged(entries, folders, every=every))
+    console.print(tables.decided(changes, names, folders))
 
 
 @budget.command()
@@ -340,11 +253,3 @@ def verify(
 def _plain(entry: Entry) -> dict[str, Any]:
     plain = asdict(entry)
     return {**plain, "event": json.loads(plain.pop("event_json"))}
-
-
-def _release(entry: Entry) -> str:
-    try:
-        said = [] if entry.event is None else [described(entry.event)]
-        return "; ".join([*said, entry.note] if entry.note else said)
-    except UdpflError as error:
-        return f"unreadable: {error}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -18,6 +18,9 @@ from udpfl.cli.plan import check_plot
 from udpfl.cli.progress import TimeLeft, running
 from udpfl.config import load
 from udpfl.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from udpfl.comparison import Comparison
 
 
 def compare(
@@ -80,7 +83,6 @@ def compare(
     from udpfl.comparison import ComparisonInterrupted
     from udpfl.comparison import compare as run_all
     from udpfl.comparison.grid import read_seeds, read_vary
-    from udpfl.comparison.table import show
 
     overrides = overrides_of(set_, data_dir)
     if plot is not None:
@@ -105,21 +107,24 @@ def compare(
     if json_:
         typer.echo(json.dumps(result.to_dict()))
     else:
-        people = Console(emoji=False)
-        show(result, people)
-        people.print(
-            f"{result.trained} run{'' if result.trained == 1 else 's'} trained"
-            + (f" ({result.resumed} of them resumed), " if result.resumed else ", ")
-            + f"{result.found} found in {escape(str(result.folder))}"
-            + (f"; page: {escape(str(result.report))}" if result.report.is_file() else ""),
-            highlight=False,
-            soft_wrap=True,
-        )
+        _show(result, Console(emoji=False))
     if plot is not None:
         result.plot(plot)
         typer.echo(f"wrote {plot}", err=True)
     if not result.complete:
         raise typer.Exit(1)
+
+
+def _show(result: Comparison, console: Console) -> None:
+    """The table, and where the runs came from."""
+    from udpfl.comparison.table import show
+
+    show(result, console)
+    trained = f"{result.trained} run{'' if result.trained == 1 else 's'} trained"
+    resumed = f" ({result.resumed} of them resumed)" if result.resumed else ""
+    found = f"{result.found} found in {escape(str(result.folder))}"
+    page = f"; page: {escape(str(result.report))}" if result.report.is_file() else ""
+    console.print(f"{trained}{resumed}, {found}{page}", highlight=False, soft_wrap=True)
 
 
 class Live:

@@ -73,13 +73,18 @@ def report(
         for path in write_figures(runs, figures, format_):
             typer.echo(str(path), err=json_)
     for run in records:
-        reasons = "; ".join(run.verification.reasons)
-        if run.contradicted:
-            typer.echo(f"udpfl: {run.path} is contradicted by its ledger: {reasons}", err=True)
-        elif run.verification.state != "verified" and not json_:
-            typer.echo(f"udpfl: {run.path} is not verified: {reasons}", err=True)
+        _warn(run, quiet=json_)
     if any(run.contradicted for run in records):
         raise typer.Exit(1)
+
+
+def _warn(run: RunRecord, *, quiet: bool) -> None:
+    """Say on stderr that a run's ledger says something else, or, unless quiet, nothing at all."""
+    reasons = "; ".join(run.verification.reasons)
+    if run.contradicted:
+        typer.echo(f"udpfl: {run.path} is contradicted by its ledger: {reasons}", err=True)
+    elif run.verification.state != "verified" and not quiet:
+        typer.echo(f"udpfl: {run.path} is not verified: {reasons}", err=True)
 
 
 def _plain(run: RunRecord) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -77,9 +78,6 @@ def run(
     udpfl run --resume runs/mnist5k-fedavg-20260101-120000-ab12
     """
     from udpfl.federation import Interrupted
-    from udpfl.federation.names import own_places
-    from udpfl.running import run as train
-    from udpfl.trackers import tracker
 
     overrides = overrides_of(set_, data_dir)
     if out is not None:
@@ -87,26 +85,10 @@ def run(
     if resume is not None and (config is not None or overrides):
         raise InvalidInput("resume", "continues a run as it was begun: no other settings beside it")
     trust_all(trust)
-    console = Console(stderr=True, emoji=False)
     try:
-        with ExitStack() as stack:
-            view = stack.enter_context(Live(console)) if console.is_terminal else None
-            observers: list[Observer] = [view] if view else []
-            observers += [tracker(name) for name in track or []]
-            if resume is not None:
-                if view and (resume / "config.toml").is_file():
-                    view.expect(load(resume / "config.toml").training.rounds)
-                result = train(resume=resume, observers=observers)
-            else:
-                settings = load(config, overrides=overrides)
-                if view:
-                    view.expect(settings.training.rounds)
-                result = train(settings, observers=observers)
+        result = _train(config, overrides, resume, track or [])
     except Interrupted as stopped:
-        own = own_places(load(stopped.folder / "config.toml"))
-        trusted = "".join(f" --trust {place}" for place in own)
-        again = f"udpfl run --resume {stopped.folder}{trusted}"
-        typer.echo(f"interrupted; go on with: {again}", err=True)
+        typer.echo(f"interrupted; go on with: {_command_to_resume(stopped.folder)}", err=True)
         raise
     if json_:
         typer.echo(json.dumps(result.to_dict()))
@@ -115,6 +97,36 @@ def run(
     if result.stopped:
         typer.echo(f"udpfl: {result.stopped}", err=True)
         raise typer.Exit(1)
+
+
+def _train(
+    config: Path | None, overrides: Sequence[str], resume: Path | None, trackers: Sequence[str]
+) -> Run:
+    """Train, or go on with a run, with a live view where there is a terminal to show it on."""
+    from udpfl.running import run as train
+    from udpfl.trackers import tracker
+
+    console = Console(stderr=True, emoji=False)
+    with ExitStack() as stack:
+        view = stack.enter_context(Live(console)) if console.is_terminal else None
+        observers: list[Observer] = [view] if view else []
+        observers += [tracker(name) for name in trackers]
+        if resume is not None:
+            if view and (resume / "config.toml").is_file():
+                view.expect(load(resume / "config.toml").training.rounds)
+            return train(resume=resume, observers=observers)
+        settings = load(config, overrides=overrides)
+        if view:
+            view.expect(settings.training.rounds)
+        return train(settings, observers=observers)
+
+
+def _command_to_resume(folder: Path) -> str:
+    """The command line that goes on with a run, and trusts the code that its settings name."""
+    from udpfl.federation.names import own_places
+
+    places = own_places(load(folder / "config.toml"))
+    return f"udpfl run --resume {folder}" + "".join(f" --trust {place}" for place in places)
 
 
 class Live:

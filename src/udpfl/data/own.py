@@ -50,46 +50,31 @@ def as_dataset(
             raise InvalidInput("data.test", "a DataSet brings its own test records")
         return data
     amount = 0.2 if test is None else test
-    splitting = isinstance(amount, Real)
+    splitting = _is_amount(amount)
     if isinstance(data, (str, Path)):
-        if not splitting:
-            raise InvalidInput("data.test", "a table holds out a fraction or a count of its rows")
         if columns or classes is not None:
             raise InvalidInput(
                 "data.options", "a table names its columns in `by`, and its `labels`"
             )
-        settings = {**(options or {}), "path": data, **({"task": task} if task else {})}
-        read = table.load(seed=seed, directory=None, test=amount, options=settings)
-        return replace(read, name=name)
+        return replace(_table(data, amount, task, seed, options or {}), name=name)
     if options:
         raise InvalidInput("data.options", f"only a table takes options, got {sorted(options)}")
-
-    if columns and isinstance(data, list):
+    is_by_client = isinstance(data, list)
+    if columns and is_by_client:
         raise InvalidInput("data.columns", "data that comes per client is not partitioned again")
     pairs = _clients(data)
     tests = [] if splitting else _clients(amount)
     if task is None:
-        whole = all(targets.dtype.kind in "iub" for _, targets in (*pairs, *tests))
-        task = "classification" if whole else "regression"
-    records = [Records(inputs, _for_task(targets, task)) for inputs, targets in pairs]
-    test_records: list[Records | None] = [
-        Records(inputs, _for_task(targets, task)) for inputs, targets in tests
-    ]
-    extra = {key: np.asarray(column) for key, column in (columns or {}).items()}
-    for key, column in extra.items():
-        if len(column) != len(records[0]):
-            raise InvalidInput(
-                f"data.columns.{key}",
-                f"needs one value for each of {len(records[0])} records, got {len(column)}",
-            )
-
+        task = _task_of([*pairs, *tests])
+    records = _records(pairs, task)
+    test_records: list[Records | None] = [*_records(tests, task)]
+    extra = _aligned(columns or {}, len(records[0]))
     test_extra: dict[str, Array] = {}
     if splitting:
         records, test_records, extra, test_extra = _held_out(records, amount, seed, task, extra)
     train, tested = _together(records), _together(test_records)
     if task == "classification" and classes is None:
         classes = 1 + int(max(train.targets.max(), tested.targets.max()))
-    is_by_client = isinstance(data, list)
     return DataSet(
         name=name,
         task=task,
@@ -101,6 +86,42 @@ def as_dataset(
         test_columns=test_extra,
         test_owners=_positions(test_records) if is_by_client and splitting else None,
     )
+
+
+def _is_amount(test: Any) -> bool:
+    """Whether this says how much to hold out, and is not test data itself."""
+    return isinstance(test, Real)
+
+
+def _table(
+    path: str | Path, test: Any, task: Task | None, seed: int, options: Mapping[str, Any]
+) -> DataSet:
+    if not _is_amount(test):
+        raise InvalidInput("data.test", "a table holds out a fraction or a count of its rows")
+    settings = {**options, "path": path, **({"task": task} if task else {})}
+    return table.load(seed=seed, directory=None, test=test, options=settings)
+
+
+def _task_of(pairs: Sequence[Pair]) -> Task:
+    """Classification where all targets are integers."""
+    has_labels = all(targets.dtype.kind in "iub" for _, targets in pairs)
+    return "classification" if has_labels else "regression"
+
+
+def _records(pairs: Sequence[Pair], task: Task) -> list[Records]:
+    return [Records(inputs, _for_task(targets, task)) for inputs, targets in pairs]
+
+
+def _aligned(columns: Mapping[str, ArrayLike], records: int) -> dict[str, Array]:
+    """Further columns as arrays, each with one value for every record."""
+    arrays = {key: np.asarray(column) for key, column in columns.items()}
+    for key, column in arrays.items():
+        if len(column) != records:
+            raise InvalidInput(
+                f"data.columns.{key}",
+                f"needs one value for each of {records} records, got {len(column)}",
+            )
+    return arrays
 
 
 def _positions(parts: Sequence[Records | None]) -> tuple[Indices, ...]:

@@ -1,8 +1,8 @@
 """A user's model on many lanes at once, with the gradient of every sample at hand.
 
 The model is copied, never wrapped: its parameter names and its `state_dict` stay the user's own. In
-the copy each layer with a rule (`layers/`) applies its lane's weights and notes its input and the
-gradient of its output. Before training the result is compared with automatic differentiation of one
+the copy each layer with a rule applies its lane's weights and notes its input and the gradient of
+its output (`taps.py`). Before training the result is compared with automatic differentiation of one
 sample alone (`trial.py`); a model whose forward pass does something the rules do not see (raw
 parameters, sequence-first tensors, samples that look at each other) goes through `torch.func`.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -21,11 +20,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from udpfl.engine.generators import restored
-from udpfl.engine.gradients import BookKept, Gradients, Layout, Tap, WrittenOut
-from udpfl.engine.layers import RULES, Rule, Use
+from udpfl.engine.gradients import BookKept, Gradients, Layout, WrittenOut
 from udpfl.engine.memory import first_line
 from udpfl.engine.modes import DROPOUT, drop_nothing, evaluating
 from udpfl.engine.operators import Operators, Seen
+from udpfl.engine.taps import TappedLayers, uncovered
 from udpfl.engine.trial import tried
 from udpfl.engine.widths import SingleRows, Widths, random_records
 from udpfl.errors import Unsupported
@@ -36,44 +35,6 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 """Outputs [N, ...] and targets [N, ...] to one loss per sample [N]."""
 
 _SEES_OTHERS = (nn.modules.batchnorm._BatchNorm,)
-
-
-class _Tapped(torch.autograd.Function):
-    """Run a rule forward; in the backward pass keep the output gradient for later."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, anchor: Tensor, tap: Tap, weights: dict[str, Tensor]
-    ) -> Tensor:
-        ctx.tap, ctx.weights = tap, weights
-        return tap.rule.forward(tap.use, weights)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None]:
-        tap, (tap.use.gradient,) = ctx.tap, gradients
-        back = None
-        if ctx.needs_input_grad[0]:
-            back = tap.rule.input_gradient(tap.use, ctx.weights)
-        return back, None, None, None
-
-
-class _Pass(threading.local):
-    """What the layers of one forward pass share. Every thread has its own."""
-
-    def __init__(self) -> None:
-        self.plain: nn.Module | None = None
-        """The model as the user wrote it, for single records."""
-        self.begin(1, {})
-
-    def begin(self, lanes: int, weights: dict[str, Tensor]) -> None:
-        self.lanes, self.weights = lanes, weights
-        self.taps: list[Tap] = []
-
-    def end(self) -> list[Tap]:
-        """The uses of layers in this pass; nothing of it is kept alive."""
-        taps = self.taps
-        self.begin(1, {})
-        return taps
 
 
 class LaneModel:
@@ -97,8 +58,7 @@ class LaneModel:
             raise Unsupported(f"parameter {wrong[0]} is not float32: norms would not be exact")
         self.layout = Layout(tuple(trainable), tuple(p.shape for p in trainable.values()))
         names = {id(p): n for n, p in trainable.items()}
-        self._anchor = torch.zeros((), requires_grad=True)
-        self._pass = _Pass()
+        self._layers = TappedLayers()
         self._widths: dict[tuple[object, ...], Widths] = {}
         self._still: LaneModel | None = None
         """A copy without dropout, to try widths with."""
@@ -107,17 +67,15 @@ class LaneModel:
         """Whether numbers of records may decide on what is computed, as trials of widths showed."""
         self._expected: dict[torch.Size, list[Seen]] = {}
         """What a pass computes for so many lanes and samples, whatever the records are."""
-        uncovered = _uncovered(self._model)
-        self.why_alone: str | None = f"no rule for {', '.join(uncovered)}" if uncovered else None
+        missing = uncovered(self._model)
+        self.why_alone: str | None = f"no rule for {', '.join(missing)}" if missing else None
         """Why every record is computed alone, if so; `check` decides."""
         self.lanes_apart = False
         """Whether lanes are computed one by one there: torch.func fails on some layers else."""
         self.one_by_one = False
         """Whether every pass has a single record, because torch.func fails on the model."""
-        if not uncovered:
-            for module in self._model.modules():
-                if any(p.requires_grad for p in module.parameters(recurse=False)):
-                    self._install(module, RULES[type(module)](module), names)
+        if not missing:
+            self._layers.install(self._model, names)
         # A layer's output may be a view here, which must not be written to.
         activations: list[Any] = [m for m in self._model.modules() if getattr(m, "inplace", False)]
         for activation in activations:
@@ -129,31 +87,11 @@ class LaneModel:
         """Whether the layer rules are used: fast, for records that do not see each other."""
         return self.why_alone is None
 
-    def _install(self, module: nn.Module, rule: Rule, names: dict[int, str]) -> None:
-        own = dict(module.named_parameters(recurse=False))
-        trained = {n: names[id(p)] for n, p in own.items() if id(p) in names}
-        frozen = [n for n in own if n not in trained]
-
-        def forward(x: Tensor) -> Tensor:
-            current = self._pass
-            weights = {n: current.weights[name] for n, name in trained.items()}
-            for n in frozen:
-                weights[n] = own[n].detach().expand(current.lanes, *own[n].shape)
-            x = rule.prepare(x)
-            tap = Tap(rule, trained, Use(x.detach(), current.lanes))
-            current.taps.append(tap)
-            tapped: Any = _Tapped.apply
-            y: Tensor = tapped(x, self._anchor, tap, weights)
-            return y
-
-        module.forward = forward
-
     def to(self, device: torch.device) -> LaneModel:
         """Move the copy's buffers and frozen parameters; lane weights are handed in."""
         self._model.to(device)
         self._plain.to(device)
-        self._pass = _Pass()
-        self._anchor = torch.zeros((), requires_grad=True, device=device)
+        self._layers.to(device)
         return self
 
     @property
@@ -255,13 +193,14 @@ class LaneModel:
         differentiation: nobody else is in the batch, and all other ways take longer."""
         if real.shape[1] > 1:
             return self.gradients(parameters, inputs, targets, real)
-        if self._pass.plain is None:  # `functional_call` is not for several threads on one module
-            self._pass.plain = copy.deepcopy(self._plain)
+        current = self._layers.current
+        if current.plain is None:  # `functional_call` is not for several threads on one module
+            current.plain = copy.deepcopy(self._plain)
         rows = []
         for weights, x, y in zip(parameters, inputs, targets, strict=True):
             own = weights.detach().clone().requires_grad_()
             with torch.enable_grad():
-                outputs = functional_call(self._pass.plain, self.layout.named(own), (x,))
+                outputs = functional_call(current.plain, self.layout.named(own), (x,))
                 rows += torch.autograd.grad(self._loss(outputs, y).sum(), own)
         full = torch.stack(rows).unsqueeze(1)
         return _masked(full, real)
@@ -269,7 +208,7 @@ class LaneModel:
     def _by_book_keeping(
         self, parameters: Tensor, inputs: Tensor, targets: Tensor, real: Tensor
     ) -> BookKept:
-        current = self._pass
+        current = self._layers.current
         current.begin(parameters.shape[0], self.layout.named(parameters))
         with torch.enable_grad():
             outputs = self._model(inputs.flatten(0, 1))
@@ -331,7 +270,7 @@ class LaneModel:
         training: bool = True,
     ) -> LaneModel:
         """A copy to be tried and thrown away; its dropout layers drop nothing."""
-        copied = LaneModel(self._plain, self._loss).to(self._anchor.device)
+        copied = LaneModel(self._plain, self._loss).to(self._layers.device)
         copied.why_alone, copied.lanes_apart = why_alone, lanes_apart
         for network in (copied._model, copied._plain):
             drop_nothing(network)
@@ -345,17 +284,6 @@ class LaneModel:
 def _masked(full: Tensor, real: Tensor) -> WrittenOut:
     """Gradients [L, B, d], without those of rows that fill up a pass."""
     return WrittenOut(full.masked_fill_(~real.unsqueeze(2), 0.0), real)
-
-
-def _uncovered(model: nn.Module) -> list[str]:
-    """Modules that own trainable parameters no rule covers."""
-    missing = []
-    for name, module in model.named_modules():
-        owned = [p for p in module.parameters(recurse=False) if p.requires_grad]
-        rule, names = RULES.get(type(module)), set(module._parameters)
-        if owned and (rule is None or names - {"weight", "bias"} or not rule.supports(module)):
-            missing.append(f"{name or 'the model itself'} ({type(module).__name__})")
-    return missing
 
 
 def refuse_shared_statistics(model: nn.Module) -> None:

@@ -99,7 +99,7 @@ def tried(model: LaneModel, parameters: Tensor, inputs: Tensor, targets: Tensor)
                 raise Unsupported(
                     f"per-sample gradients are not available ({why}): {error}"
                 ) from error
-            _require_steady(model, lanes, rows, is_random)
+            _require_steady(model, lanes, rows)
             return Verdict(f"{why}, and {error}", True, size, one_by_one=True)
 
 
@@ -201,7 +201,7 @@ class _Unavailable(Unsupported):
     """A model on which torch.func fails."""
 
 
-def _require_steady(model: LaneModel, lanes: Tensor, rows: Rows, is_random: bool) -> None:
+def _require_steady(model: LaneModel, lanes: Tensor, rows: Rows) -> None:
     """Refuse a model that gives a record alone two gradients, or none that is finite."""
     bench = Bench(model.copied(torch.float32), lanes, rows, torch.float32)
     answers = [answered(partial(bench.gradients_alone, _SOME[0]), 1, bench.device) for _ in "12"]

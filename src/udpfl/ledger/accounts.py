@@ -7,7 +7,7 @@ patients of another quarter) get an account of their own, a block, by a statemen
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, get_args
@@ -163,10 +163,22 @@ class Accounts:
         """The fingerprints of all data that was ever used under this account, oldest first."""
         return [found.content["fingerprint"] for found in self._decisions.of("data", account)]
 
-    def other_names(self, client: str, fingerprint: str, block: str = "") -> list[str]:
+    def other_names(self, client: str, fingerprint: str, block: str) -> list[str]:
         """Under which other accounts exactly this data is known."""
         others = [own for own in self.all() if (own.client, own.block) != (client, block)]
         return [own.name for own in others if fingerprint in self.versions(own.id)]
+
+    def require_own(self, parts: Mapping[str, str], block: str) -> None:
+        """Refuse records that are known under another name, and blocks without a statement."""
+        for client, fingerprint in parts.items():
+            if known := self.other_names(client, fingerprint, block):
+                other = f"{known[0]} (no block)" if known[0] == client else known[0]
+                raise InvalidInput(
+                    "privacy.ledger",
+                    f"the data of {Account(0, client, block).name} is known there as {other}: its "
+                    "budget cannot begin anew under another name or block",
+                )
+            self.require_statement(client, block)
 
     # Budgets, and how spending is added up
 

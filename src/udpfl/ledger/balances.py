@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from udpfl.accounting.budget import Budget
+from udpfl.accounting.events import Event
 from udpfl.accounting.statement import PrivacyStatement
 from udpfl.errors import InvalidInput
 from udpfl.ledger.accounts import Accounts
@@ -136,6 +136,14 @@ class Balances:
             if own.totals - self.charged_in(account, own.run)
         ]
 
+    def reserved(self, account: int) -> dict[str, Event]:
+        """What runs have reserved and not spent yet."""
+        rests = {
+            own.run: as_event(own.totals - self.charged_in(account, own.run))
+            for own in self._reservations.held(account)
+        }
+        return {run: event for run, event in rests.items() if event is not None}
+
     def is_within_plan(self, account: int, run: str, more: Counter[str]) -> bool:
         """Whether a run that has reserved its plan keeps to it, and still holds the reservation.
 
@@ -149,17 +157,13 @@ class Balances:
         # Who is mixed with fewer messages than planned pays for that, and releases the same.
         return wanted <= made.totals or bare_totals(wanted) <= bare_totals(made.totals)
 
-    def budget(self, account: int) -> Budget | None:
-        """The budget set last, by whichever process; None where none was."""
-        return self._accounts.budget(account)
-
     def fits(self, account: int, more: Demand) -> bool:
         """Whether runs may charge so much more: whatever is reserved by others stays theirs.
 
         Guarantee: if all that is charged was allowed by this, all that is charged and reserved
         together stays within the budget, by the account's own way of adding it up.
         """
-        budget = self.budget(account)
+        budget = self._accounts.budget(account)
         return budget is None or self.charged(account).fits(
             self.held(account, more), budget, self._accounts.filter(account)
         )
@@ -183,7 +187,7 @@ class Balances:
         if spending.seeded:
             return PrivacyStatement.none("noise of a seeded run can be computed by anyone")
         if delta is None:
-            budget = self.budget(account)
+            budget = self._accounts.budget(account)
             if budget is None and spending.totals.keys() - {NO_CLAIM}:
                 raise InvalidInput("delta", f"is needed: client {owner.client} has no budget")
             delta = budget.delta if budget else 0.0

@@ -30,6 +30,13 @@ def head_of(file: LedgerFile, table: Table) -> Head:
     return Head(*found[0]) if found else Head(0, "")
 
 
+def is_on_record(file: LedgerFile, table: Table, number: int, chain: str) -> bool:
+    """Whether a row of that number and hash is in the table; number 0 stands for none at all."""
+    if number == 0:
+        return chain == ""
+    return file.rows(f"SELECT chain FROM {table} WHERE id = ?", number) == [(chain,)]
+
+
 def chained(previous: str, *content: object) -> str:
     """The hash of a row that follows another."""
     return sha256(json.dumps([previous, *content], default=repr).encode()).hexdigest()

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 
-from udpfl.accounting.events import Event
+from udpfl.accounting.events import Event, leaves
 from udpfl.accounting.serial import event_from_json
 from udpfl.errors import InvalidInput, UdpflError
 from udpfl.ledger.accounts import Account
 from udpfl.ledger.chain import Head, chained, end_problems, head_of, missing_rows
 from udpfl.ledger.file import LedgerFile, now
-from udpfl.ledger.spending import NO_CLAIM
+from udpfl.ledger.spending import NO_CLAIM, totals_of
 
 TRUSTED = "noise by a trusted server"
 """The note beside a charge for what a server adds noise to."""
@@ -53,6 +55,25 @@ class Charge:
                 raise InvalidInput(name, f"must be bytes, got {kind}")
 
 
+def imported_charge(
+    owner: Account, event: Event, source: str, note: str, fingerprint: str
+) -> Charge:
+    """The charge of what was released outside of this package.
+
+    Its run is named after who released what, according to whom, so the same gets the same name.
+    """
+    for name, value in (("source", source), ("note", note)):
+        if not isinstance(value, str) or (name == "source" and not value.strip()):
+            raise InvalidInput(name, f"must be a text, got {value!r}")
+    if not leaves(event):
+        raise InvalidInput("event", "releases nothing: there is nothing to import")
+    said = f"imported from {source.strip()}" + (f": {note.strip()}" if note.strip() else "")
+    releases = sorted(totals_of([event]).items())
+    content = json.dumps([owner.client, owner.block, said, releases])
+    run = IMPORTED + sha256(content.encode()).hexdigest()[:16]
+    return Charge(owner.id, run, 0, (event,), b"", note=said, fingerprint=fingerprint)
+
+
 @dataclass(frozen=True)
 class Entry:
     """One line of the ledger: a release, and how often it happened in that round."""
@@ -87,13 +108,13 @@ class Chain:
         self._last, self._decided = head_of(file, "charges"), head_of(file, "decisions")
 
     def append(
-        self, charge: Charge, owner: Account, randomness: str, totals: Mapping[str, int], note: str
+        self, charge: Charge, owner: Account, randomness: str, totals: Mapping[str, int]
     ) -> None:
         """Write the charges of one answer."""
         who = (owner.id, owner.client, owner.block, charge.run, randomness)
         for text, count in totals.items():
             number = self._last.number + 1
-            said = "no privacy claimed" if text == NO_CLAIM else note
+            said = "no privacy claimed" if text == NO_CLAIM else charge.note
             cost = (
                 charge.round,
                 count,

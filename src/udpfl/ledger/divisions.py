@@ -9,7 +9,7 @@ from typing import Any
 
 from udpfl.accounting.events import Event
 from udpfl.accounting.filter import Filter
-from udpfl.errors import LedgerError
+from udpfl.errors import InvalidInput, LedgerError
 from udpfl.ledger.accounts import Accounts
 from udpfl.ledger.balances import Balances
 from udpfl.ledger.decisions import Decisions
@@ -62,7 +62,17 @@ class Divisions:
         said = [d for d in self._decisions.of("division", None) if d.content["block"] == block]
         return said[-1].content["clients"] if said else None
 
-    def block_of(self, pool: str) -> str | None:
+    def require_one_block(self, pool: str, block: str) -> None:
+        """Refuse a data set that was divided under another block: it is of the same people."""
+        known = self._block_of(pool)
+        if known not in (None, block):
+            raise InvalidInput(
+                "data.block",
+                f"exactly this data set was charged as {known or 'the clients themselves'}: a "
+                "block is for records of other people",
+            )
+
+    def _block_of(self, pool: str) -> str | None:
         """The block under which exactly this data set was divided before."""
         for said in self._decisions.of("division", None):
             if pool and said.content.get("pool") == pool:

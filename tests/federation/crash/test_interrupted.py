@@ -33,7 +33,7 @@ def test_an_interrupt_finishes_the_round(place, kind):
     again = place.resume()  # a finished run: nothing to do
     assert again.ended() == 0
     assert again.stderr.count("\n") == 1
-    assert "nothing was left to do" in again.stderr
+    assert "only the results are written again" in again.stderr
     second = json.loads(again.stdout)
     assert {**first, "seconds": 0} == {**second, "seconds": 0}
     assert (place.run / "model.safetensors").read_bytes() == model

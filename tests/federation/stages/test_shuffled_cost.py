@@ -21,7 +21,7 @@ from udpfl.audit.ledger import audit_ledger
 from udpfl.audit.one_run import one_run
 from udpfl.config import load
 from udpfl.data import as_dataset
-from udpfl.federation.builders import loss_of
+from udpfl.federation import Setup
 from udpfl.ledger.ledger import Ledger
 from udpfl.mechanisms import Gaussian
 
@@ -65,8 +65,7 @@ def test_an_audit_of_a_guarantee_looks_at_messages_with_names():
         }
     )
     data = as_dataset(blobs())
-    parts = list(np.array_split(np.arange(len(data.train)), 2))
-    found = one_run(config, data, parts, 0, linear(), loss_of(data.task), 10)
+    found = one_run(Setup.of(config, data=data, model=linear()), 0, 10)
     assert found.server is not None
     assert np.all(found.server != 0)
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+import udpfl
+from tests import small
 from udpfl import Gaussian
 from udpfl.algorithms import ClientMessage, OwnNoise
 from udpfl.config import load
 from udpfl.engine import Entropy
-from udpfl.errors import Unsupported
+from udpfl.errors import InvalidInput, Unsupported
 from udpfl.federation import ReleasePlan, RunFolder
 from udpfl.federation.stages import Stage
 from udpfl.federation.stages.adaptive_clip import AdaptiveClip
@@ -89,19 +92,73 @@ def test_models_are_averaged_over_rounds():
 
 
 def test_whoever_adds_noise_comes_first_and_names_are_taken_off_last():
-    config = load(
-        {
-            "training": {"penalty": 1.0, "shuffle": True, "stages": [f"{__name__}:Doubled"]},
-            "privacy": {"clip_quantile": 0.5, "epsilon": [1.0, 8.0]},
-        }
-    )
-    noise = OwnNoise(Gaussian(1.0), Gaussian(1.0), "")
-    plans = [ReleasePlan("a", 10, 1.0, 5, 1)]
-    found = build_stages(config, plans, noise, RunFolder(Path()), "key", Entropy())
-    kinds = [TrustedServer, BudgetPull, AdaptiveClip, Shuffler, Doubled, DownlinkNoise]
-    assert [type(stage) for stage in found] == kinds
+    own = f"{__name__}:Doubled"
+    pulled = {"training": {"penalty": 1.0}, "privacy": {"epsilon": [1.0, 8.0]}}
+    shuffled = {"training": {"shuffle": True, "stages": [own]}, "privacy": {"clip_quantile": 0.5}}
+    noise, plans = OwnNoise(Gaussian(1.0), Gaussian(1.0), ""), [ReleasePlan("a", 10, 1.0, 5, 1)]
+
+    def kinds(config):
+        found = build_stages(load(config), plans, noise, RunFolder(Path()), "key", Entropy())
+        return [type(stage) for stage in found]
+
+    assert kinds(pulled) == [TrustedServer, BudgetPull, DownlinkNoise]
+    assert kinds(shuffled) == [TrustedServer, AdaptiveClip, Shuffler, Doubled, DownlinkNoise]
     assert build_stages(load(), plans, None, None, "key", Entropy()) == []
 
 
 class Doubled(Stage):
     """A stage of one's own."""
+
+    def receive(self, round_, server, messages):
+        return [replace(own, tensors={"update": 2 * own.tensors["update"]}) for own in messages]
+
+
+class Demanding(Stage):
+    def __init__(self, size):
+        self.size = size
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("Demanding", "without arguments"), ("message", "is not a Stage"), ("Nobody", "Nobody")],
+)
+def test_what_is_no_stage_is_refused(name, why):
+    config = load({"training": {"stages": [f"{__name__}:{name}"]}})
+    with pytest.raises(InvalidInput, match=why):
+        build_stages(config, [], None, None, "key", Entropy())
+
+
+@pytest.fixture
+def federate(tmp_path):
+    def start(name, **sections):
+        config = {**sections, "data": {"clients": 3}, "out": str(tmp_path / name)}
+        return udpfl.run(config, data=small.blobs(), model=small.linear())
+
+    return start
+
+
+def test_a_stage_of_ones_own_changes_what_is_aggregated(federate):
+    """Twice the update moves the model twice as far, and costs the same."""
+    config = {
+        "privacy": {"randomness": "seeded"},
+        "training": {"rounds": 1, "server_momentum": 0.0, "averaging": 0.0},
+    }
+    plain = federate("plain", **config)
+    config["training"]["stages"] = [f"{__name__}:Doubled"]
+    doubled = federate("doubled", **config)
+    start, first, second = (
+        torch.cat([p.detach().flatten() for p in network.parameters()])
+        for network in (small.linear(), plain.model, doubled.model)
+    )
+    assert torch.allclose(second - start, 2 * (first - start), atol=1e-6)
+    assert len(list(plain.ledger.history())) == len(list(doubled.ledger.history()))
+
+
+def test_a_stage_that_a_folder_names_is_imported_only_if_somebody_says_so(federate):
+    result = federate("run", training={"rounds": 1})
+    config = (result.folder / "config.toml").read_text()
+    edited = config.replace("stages = []", 'stages = ["nowhere.to.be.found:Stage"]')
+    assert edited != config
+    (result.folder / "config.toml").write_text(edited)
+    with pytest.raises(Unsupported, match="--trust"):
+        udpfl.federation.run(resume=result.folder)

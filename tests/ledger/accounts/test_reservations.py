@@ -14,6 +14,7 @@ from udpfl import Budget, Composed, PureDP, Repeated
 from udpfl.accounting.filter import Filter
 from udpfl.errors import BudgetExceeded
 from udpfl.ledger.ledger import Ledger
+from udpfl.ledger.limits import Limits
 
 # Reservations
 
@@ -78,16 +79,16 @@ def test_two_processes_that_reserve_at_once_do_not_both_get_it(path, ledger, mon
     """The second one reserves while the first one is between its look and its lock."""
     alice = ledger.account("alice", "aa")
     ledger.set_budget(alice, Budget(1.05, 0.0))
-    looked = Ledger._check_room
+    looked = Limits.require_plans
 
     def meanwhile(self, run, wanted):
         looked(self, run, wanted)
         if run == "first":
-            monkeypatch.setattr(Ledger, "_check_room", looked)
+            monkeypatch.setattr(Limits, "require_plans", looked)
             with Ledger(path) as other:
                 other.reserve("second", {alice: Repeated(TENTH, 6)})
 
-    monkeypatch.setattr(Ledger, "_check_room", meanwhile)
+    monkeypatch.setattr(Limits, "require_plans", meanwhile)
     with pytest.raises(BudgetExceeded):
         ledger.reserve("first", {alice: Repeated(TENTH, 6)})
     assert list(ledger.reserved(alice)) == ["second"]

@@ -1,0 +1,153 @@
+"""The server half: it knows no records, accounts or budgets, and goes on from named tensors."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+
+import udpfl
+from udpfl.algorithms import ClientMessage, ServerStep, fedavg
+from udpfl.federation import Server, Stage
+
+ROOT = Path(udpfl.__file__).parent
+HALF = ["federation/server.py", "federation/request.py"]
+KNOWS = ("data", "ledger", "harmonizer", "config", "runs", "accounting.budget", "models")
+"""What knows records, accounts, budgets or what a client has of them."""
+
+
+def imports(path):
+    """Every module that a file imports from, by its full name."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def file_of(module, root=ROOT):
+    """The file of a module of this package; the name of something inside it may follow."""
+    parts = module.split(".")[1:]
+    while parts:
+        place = root.joinpath(*parts)
+        for found in (place.with_suffix(".py"), place / "__init__.py"):
+            if found.is_file():
+                return found
+        parts.pop()
+    return None
+
+
+def reached(start, root=ROOT):
+    """What the server half imports, by way of `federation` too: (file, module)."""
+    todo, seen = [root / name for name in start], set()
+    while todo:
+        path = todo.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        for module in imports(path):
+            yield path.relative_to(root), module
+            if module.startswith("udpfl.federation"):
+                todo.append(file_of(module, root))
+
+
+def forbidden(start, root=ROOT):
+    client_half = tuple(
+        f"federation.{name}"
+        for name in ("client", "plan", "calibration", "setup", "admission", "statements", "opening")
+    )
+    known = tuple(f"udpfl.{name}." for name in (*KNOWS, *client_half))
+    return [
+        f"{path}: {module}"
+        for path, module in reached(start, root)
+        if f"{module}.".startswith(known)
+    ]
+
+
+def test_the_server_half_imports_nothing_that_knows_records_accounts_or_budgets():
+    stages = [str(path.relative_to(ROOT)) for path in (ROOT / "federation/stages").glob("*.py")]
+    assert len(stages) >= 7
+    assert forbidden([*HALF, *stages]) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["from udpfl.ledger.ledger import Ledger", "from udpfl.data import DataSet",
+     "from udpfl.federation.plan import ReleasePlan", "import udpfl.accounting.budget",
+     "def late():\n    from udpfl.federation.other import x"],
+)  # fmt: skip
+def test_an_import_that_knows_too_much_is_found(tmp_path, line):
+    (tmp_path / "federation").mkdir()
+    (tmp_path / "federation/server.py").write_text(line)
+    (tmp_path / "federation/plan.py").write_text("")
+    (tmp_path / "federation/other.py").write_text("import udpfl.ledger")
+    assert forbidden(["federation/server.py"], tmp_path)
+
+
+class Noted(Stage):
+    """Counts rounds, and adds one to the model."""
+
+    def __init__(self):
+        self.rounds = torch.zeros(())
+
+    def state(self):
+        return {"noted.rounds": self.rounds}
+
+    def restore(self, tensors):
+        self.rounds = tensors["noted.rounds"]
+
+    def request(self):
+        return {"rounds": self.rounds}
+
+    def publish(self, round_, server):
+        self.rounds = self.rounds + 1
+        return {**server, "model": server["model"] + 1}
+
+    def measure(self):
+        return {"noted": int(self.rounds)}
+
+
+def message(value, client="a"):
+    return ClientMessage(client, 1, {"update": torch.tensor([value])}, (), {"declared_size": 1})
+
+
+def server(stage):
+    method = fedavg.FedAvg(ServerStep())
+    return Server(method, torch.zeros(1), [stage], learning_rate=lambda round_: 0.5 / round_)
+
+
+def test_a_round_goes_through_the_stages_and_the_method():
+    own = server(Noted())
+    request = own.request(1)
+    assert (request.round, request.learning_rate) == (1, 0.5)
+    assert {name: t.tolist() for name, t in request.received.items()} == {
+        "model": [0.0], "rounds": 0.0
+    }  # fmt: skip
+    assert own.receive(1, [message(2.0), message(4.0, "b")]) == [message(2.0), message(4.0, "b")]
+    assert own.model.tolist() == [4.0]  # the mean of 2 and 4, and the stage's 1
+    assert own.request(2).received["rounds"] == 1
+    assert (own.round, own.measure()) == (1, {"noted": 1})
+
+
+def test_a_server_goes_on_from_its_state():
+    own, later = server(Noted()), server(Noted())
+    own.receive(1, [message(2.0)])
+    later.restore(1, own.state())
+    for each in (own, later):
+        each.receive(2, [message(1.0)])
+    assert torch.equal(own.model, later.model)
+    assert own.state().keys() == later.state().keys()
+    assert own.measure() == later.measure() == {"noted": 2}
+
+
+def test_clients_keep_messages_since_the_older_of_two_checkpoints():
+    own, settled = server(Noted()), []
+    for round_ in (1, 2, 3):
+        own.receive(round_, [message(1.0)])
+        own.note_saved()
+        settled.append(own.request(round_ + 1).settled)
+    assert settled == [0, 1, 2]
+    own.restore(2, own.state())
+    assert own.request(3).settled == 2
