@@ -1,4 +1,4 @@
-"""Where tests lie: a folder for each package, files of one topic, helpers in modules of their own."""
+"""Where tests lie: a folder for each package, files of one topic, helpers beside them."""
 
 from __future__ import annotations
 
