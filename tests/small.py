@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from udpfl.federation.observers import Observer
+from udpfl.federation.plan import ReleasePlan
+from udpfl.runs.folder import RunFolder
 
 WIDE = 2_000
 
@@ -21,6 +24,10 @@ def linear():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return nn.Linear(4, 2)
+
+
+def cross_entropy(outputs, targets):
+    return F.cross_entropy(outputs, targets, reduction="none")
 
 
 class Wide(nn.Module):
@@ -47,3 +54,23 @@ class Seen(Observer):
         self.models.append(torch.cat([t.flatten() for t in model.values()]))
 
     def on_round(self, row): ...
+
+
+def people_of(result):
+    """The plans of all clients, as a run folder has them."""
+    return [ReleasePlan.from_row(row) for row in RunFolder(result.folder).clients]
+
+
+class PowerCut(Exception):
+    """The end of a process, as far as its run folder can tell."""
+
+
+class Stops(Observer):
+    """Cuts the power after a round, which is on disk by then."""
+
+    def __init__(self, after):
+        self.after = after
+
+    def on_round(self, row):
+        if row["round"] == self.after:
+            raise PowerCut

@@ -11,7 +11,9 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))  # scripts, not a package
+from tests.repository import ROOT
+
+sys.path.append(str(ROOT / "benchmarks"))  # scripts, not a package
 
 import compare_speed
 import contenders

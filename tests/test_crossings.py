@@ -22,8 +22,8 @@ from torch import nn
 
 from examples.plugin.udpfl_example.fedcm import FedCM
 from tests.conftest import Logistic
-from tests.test_engine import Noted
-from tests.test_federation import Counting
+from tests.engine.oracle import Noted
+from tests.federation.samples import Counting
 from udpfl.accounting.events import Composed, PoissonSampled, Release, leaves
 from udpfl.algorithms import BUILT_IN, Algorithm, PublicData, local_update, weighted_mean
 from udpfl.config import load

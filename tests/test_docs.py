@@ -20,10 +20,9 @@ import pytest
 import typer.main
 
 import udpfl
+from tests.repository import EXAMPLES, ROOT
 from udpfl.cli.app import app
 
-ROOT = Path(__file__).parent.parent
-EXAMPLES = ROOT / "examples"
 TUTORIAL = ROOT / "docs" / "tutorial.ipynb"
 PAGES = sorted(
     [*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md"), *EXAMPLES.glob("**/*.md")]
@@ -356,3 +355,15 @@ def test_the_package_of_plugins(here, monkeypatch):
     assert result.config.training.algorithm == "fedcm"
     readme = re.findall(r"```toml\n(.*?)```", (plugin / "README.md").read_text(), re.DOTALL)
     assert tomllib.loads(readme[0]) == tomllib.loads((EXAMPLES / "plugin.toml").read_text())
+
+
+def blocks():
+    page = (ROOT / "docs" / "interop.md").read_text()
+    return re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+
+
+@pytest.mark.parametrize("number", range(len(blocks())))
+def test_every_python_block_of_the_page_runs(number, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    exec(compile(blocks()[number], "docs/interop.md", "exec"), {"__name__": "page"})
+    assert capsys.readouterr().out

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import udpfl
+from tests.repository import ROOT
 from udpfl import errors
 
 
@@ -102,8 +103,7 @@ def test_one_exception_hierarchy():
 
 
 def python_blocks() -> list[str]:
-    root = Path(__file__).parent.parent
-    text = (root / "README.md").read_text() + (root / "docs" / "running.md").read_text()
+    text = (ROOT / "README.md").read_text() + (ROOT / "docs" / "running.md").read_text()
     return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 
 
@@ -115,8 +115,7 @@ def test_every_python_block_of_the_docs_runs(number, tmp_path):
 
 
 def test_every_link_in_the_docs_leads_somewhere():
-    root = Path(__file__).parent.parent
-    for page in (root / "README.md", *sorted((root / "docs").glob("*.md"))):
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 

@@ -1,0 +1,60 @@
+"""Statements as JSON: read back exactly, never guessed, and described on their page."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from tests.accounting.samples import PAST
+from tests.repository import ROOT
+from udpfl import InvalidInput, Laplace, PrivacyStatement, PureDP, Release, Sensitivity, account
+
+STATEMENTS = [
+    account(PAST, 1e-5),
+    account(Release(Laplace(1.0), Sensitivity(1.0, "l2", 9)), 1e-5, accounting="scalar"),
+    account(PureDP(0.5, "client", "replace-one"), 0.0),
+    PrivacyStatement.none("noise is seeded"),
+    PrivacyStatement(math.inf, 1e-5, "nominal", "rdp", notes=("a", "b")),
+]
+
+
+@pytest.mark.parametrize("statement", STATEMENTS)
+def test_a_statement_survives_json(statement):
+    plain = json.loads(json.dumps(statement.to_dict(), allow_nan=False))
+    assert PrivacyStatement.from_dict(plain) == statement
+    assert plain.keys() == set(PrivacyStatement.__dataclass_fields__)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kind": "promise"},
+        {"composition": "magic"},
+        {"unit": "family"},
+        {"neighbours": "all"},
+        {"epsilon": -1.0},
+        {"epsilon": math.nan},
+        {"epsilon": "much"},
+        {"delta": True},
+        {"more": 1},
+    ],
+)
+def test_a_statement_is_never_guessed(change):
+    with pytest.raises(InvalidInput, match="statement"):
+        PrivacyStatement.from_dict({**STATEMENTS[0].to_dict(), **change})
+
+
+def test_a_statement_with_a_field_missing_is_refused():
+    for field in STATEMENTS[0].to_dict().keys() - {"composition"}:  # younger than the others
+        plain = STATEMENTS[0].to_dict()
+        del plain[field]
+        with pytest.raises(InvalidInput, match="must have the fields"):
+            PrivacyStatement.from_dict(plain)
+
+
+def test_the_page_names_every_field_of_a_statement():
+    page = (ROOT / "docs" / "interop.md").read_text()
+    for field in PrivacyStatement.__dataclass_fields__:
+        assert f"`{field}`" in page
