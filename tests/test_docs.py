@@ -367,3 +367,17 @@ def test_every_python_block_of_the_page_runs(number, tmp_path, monkeypatch, caps
     monkeypatch.chdir(tmp_path)
     exec(compile(blocks()[number], "docs/interop.md", "exec"), {"__name__": "page"})
     assert capsys.readouterr().out
+
+
+def test_the_page_about_the_architecture_names_what_there_is():
+    """Every file exists, and what is named before it is in it."""
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    source = ROOT / "src/udpfl"
+    named = re.findall(r"`([\w.]+)` (?:in|of) `([\w/]+\.py)`", page)
+    assert len(named) > 15
+    for symbol, file in named:
+        text = (source / file).read_text(encoding="utf-8")
+        for part in symbol.split("."):
+            assert re.search(rf"(def|class) {part}\b|^{part}\b", text, re.MULTILINE), (symbol, file)
+    for file in re.findall(r"`([a-z_/]+\.py)`", page):
+        assert (source / file).is_file() or (ROOT / file).is_file(), file
