@@ -166,7 +166,8 @@ def run(
     people = [Participant.from_dict(row.to_dict()) for row in folder.clients]
     identity = folder.identity
     _require_same_model(people, lane_model.layout.dimension)
-    _require_same_data(people, identity.fingerprints or fingerprints, fingerprints)
+    begun = fingerprints if identity.fingerprints is None else identity.fingerprints
+    _require_same_data(people, begun, fingerprints)
     schedule = [tuple(i for i in chosen if people[i].rounds) for chosen in schedule]
     noise = own_noise(settings, algorithm, [person.declared_size for person in people])
 
