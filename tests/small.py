@@ -58,8 +58,7 @@ class Seen(Observer):
 
 def people_of(result):
     """The plans of all clients, as a run folder has them."""
-    rows = RunFolder(result.folder).read_json("participants.json")
-    return [ReleasePlan.from_dict(row) for row in rows]
+    return [ReleasePlan.from_row(row) for row in RunFolder(result.folder).clients]
 
 
 class PowerCut(Exception):

@@ -384,7 +384,8 @@ def test_the_command(used):
     assert answer.stdout.endswith("agree with a second computation\n")
     assert answer.stdout.startswith("ann: 22 releases, ε = ")
     (used.parent / "elsewhere").mkdir()
-    (used.parent / "elsewhere" / "run.json").write_text(json.dumps({"ledger": str(used)}))
+    begun = {"id": "0", "ledger": str(used)}
+    (used.parent / "elsewhere" / "run.json").write_text(json.dumps(begun))
     assert audit_ledger(used.parent / "elsewhere").sound
     folder = CliRunner().invoke(audit_app, ["ledger", str(used.parent), "--json"])
     assert json.loads(folder.stdout)["sound"] is True

@@ -12,6 +12,7 @@ from udpfl import InvalidInput
 from udpfl.accounting.serial import event_to_json
 from udpfl.algorithms import ClientMessage
 from udpfl.federation import ReleasePlan
+from udpfl.runs.schema import ClientRow
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -57,7 +58,10 @@ def test_recorded_updates_are_the_released_messages(federate):
         for round_ in (2, 4)
         for client in range(3)
     ]
-    people = {row["name"]: ReleasePlan.from_dict(row) for row in read(result, "participants.json")}
+    people = {
+        row["name"]: ReleasePlan.from_row(ClientRow.from_dict(row))
+        for row in read(result, "participants.json")
+    }
     sent = {(message.round, message.client): message for message in watch.messages}
     for path in files:
         kept = ClientMessage.from_bytes(path.read_bytes())

@@ -67,8 +67,8 @@ def test_what_is_charged_is_what_was_planned(tmp_path):
         data=small.blobs(),
         model=small.linear(),
     )
-    rows = udpfl.federation.RunFolder(result.folder).read_json("participants.json")
-    for plan in map(ReleasePlan.from_dict, rows):
+    for row in udpfl.federation.RunFolder(result.folder).clients:
+        plan = ReleasePlan.from_row(row)
         charged: dict = {}
         for entry in result.ledger.history():
             if entry.client == plan.name:

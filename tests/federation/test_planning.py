@@ -186,7 +186,7 @@ def test_scalar_accounting_is_nominal_and_the_ledger_knows_the_truth(federate):
         assert truth.kind == "guarantee"
         assert truth.epsilon == pytest.approx(priced(row).epsilon, rel=1e-9)
         assert truth.epsilon == pytest.approx(said.vector_epsilon, rel=1e-9)
-    assert "not a privacy guarantee" in read(result, "run.json")["privacy"]
+    assert "not a privacy guarantee" in read(result, "run.json")["privacy"]["why"]
     assert [row["privacy"] for row in result.metrics] == ["nominal"] * 3
     last = result.metrics[-1]
     assert last["guaranteed_epsilon"]["max"] > last["epsilon"]["max"]

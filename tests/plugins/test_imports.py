@@ -20,6 +20,7 @@ from udpfl.accounting.serial import event_from_dict, event_from_json, event_to_d
 from udpfl.algorithms.message import tensors_to_bytes
 from udpfl.federation import ReleasePlan
 from udpfl.ledger.charges import Charge
+from udpfl.runs.schema import ClientRow
 
 
 def ledger_of(path: Path) -> Path:
@@ -184,7 +185,7 @@ def test_a_message_carries_its_events_as_text(stranger):
 def test_a_stored_message_is_sent_again_whatever_its_events_name(stranger, begun):
     """Round 2 was answered before the crash: the server gets these bytes, and builds nothing."""
     run = json.loads((begun / "run.json").read_text())["id"]
-    people = [ReleasePlan.from_dict(row)
+    people = [ReleasePlan.from_row(ClientRow.from_dict(row))
               for row in json.loads((begun / "participants.json").read_text())]  # fmt: skip
     text = json.dumps(stranger.event(), sort_keys=True)
     with udpfl.Ledger(begun / "ledger.sqlite") as ledger:
@@ -205,7 +206,7 @@ def test_a_stored_message_is_sent_again_whatever_its_events_name(stranger, begun
 def test_the_client_charges_the_events_that_its_message_states(begun):
     seen = Seen()
     udpfl.run(resume=begun, model=linear(), data=blobs(), observers=[seen])
-    people = {row["name"]: ReleasePlan.from_dict(row)
+    people = {row["name"]: ReleasePlan.from_row(ClientRow.from_dict(row))
               for row in json.loads((begun / "participants.json").read_text())}  # fmt: skip
     assert len(seen.messages) == 2
     for message in seen.messages:

@@ -24,7 +24,7 @@ def test_charts_hold_the_numbers_of_the_run(runs):
     assert charts["epsilon"].marks == ((1.0, "budget 1"), (2.0, "budget 2"), (4.0, "budget 4"))
     assert charts["clients"].bars.marks == [1.0, 2.0, 4.0]
     assert all("Simulation only" in charts[name].warning for name in ("signal", "clip"))
-    matrix = run.evaluation["confusion"]
+    matrix = run.confusion
     assert charts["classes"].bars.values == [matrix[i][i] / sum(matrix[i]) for i in range(3)]
 
 

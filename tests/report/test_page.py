@@ -37,6 +37,7 @@ from udpfl.ledger.ledger import Ledger
 from udpfl.report import read_run, run_page, write_report
 from udpfl.report.charts import run_charts
 from udpfl.report.page import embedded
+from udpfl.runs.schema import ClientRow
 
 
 class Crash:
@@ -176,7 +177,10 @@ def test_a_run_stopped_between_evaluations_says_what_it_has_spent(tmp_path, shar
     folder = crashed(tmp_path / "r", 5, privacy={"epsilon": [1, 2, 4], **own})
     record = read_run(folder)
     assert record.measured == []
-    people = [ReleasePlan.from_dict(row) for row in record_of(folder, "participants.json")]
+    people = [
+        ReleasePlan.from_row(ClientRow.from_dict(row))
+        for row in record_of(folder, "participants.json")
+    ]
     if shared:
         with Ledger(ledger, read_only=True) as opened:
             rules = [opened.filter(opened.account_of(person.name)) for person in people]

@@ -28,8 +28,9 @@ from udpfl.cli import main
 from udpfl.errors import InvalidInput, UdpflError
 from udpfl.federation import simulation
 from udpfl.ledger.ledger import Ledger
-from udpfl.ledger.seals import BEGUN_WITH, ENDED_WITH, digests
+from udpfl.ledger.seals import digests
 from udpfl.report import read_run, run_page
+from udpfl.runs.names import BEGUN_WITH, ENDED_WITH
 
 CLIENTS = ("client-0", "client-1", "client-2")
 

@@ -54,9 +54,9 @@ def test_notes_of_all_clients_are_on_the_page(run):
         notes = ("what everybody assumes", f"own to {client.name}")
         notes += ("what two assume",) if client.name != "client-2" else ()
         clients.append(replace(client, statement=replace(client.statement, notes=notes)))
-    privacy = {**record.summary["privacy"], "notes": list(clients[2].statement.notes)}
+    privacy = replace(record.summary.privacy, notes=clients[2].statement.notes)
     page = run_page(
-        replace(record, clients=clients, summary={**record.summary, "privacy": privacy})
+        replace(record, clients=clients, summary=replace(record.summary, privacy=privacy))
     )
     assert "own to client-2 (client-2)" in page
     assert "own to client-0 (client-0)" in page

@@ -117,8 +117,8 @@ def test_delta_is_the_chance_of_the_truth_and_not_of_a_larger_loss(runs, epsilon
         assert gaussian_delta(mean, threshold) <= delta + (1 - delta) * gap + 1e-12
 
     run = read_run(runs["private"].folder)
-    privacy = {**run.summary["privacy"], "epsilon": epsilon, "delta": delta}
-    page = visible(run_page(replace(run, summary={**run.summary, "privacy": privacy})))
+    privacy = replace(run.summary.privacy, epsilon=epsilon, delta=delta)
+    page = visible(run_page(replace(run, summary=replace(run.summary, privacy=privacy))))
     assert "except with probability" not in page
     assert (
         "they learn no more than someone who, with probability δ = 10⁻⁵ (1 in 100,000), is told "
@@ -135,8 +135,8 @@ def test_delta_is_the_chance_of_the_truth_and_not_of_a_larger_loss(runs, epsilon
 
 def test_without_delta_the_odds_change_by_the_factor_and_no_more(runs):
     run = read_run(runs["private"].folder)
-    privacy = {**run.summary["privacy"], "epsilon": 1.0, "delta": 0.0}
-    page = visible(run_page(replace(run, summary={**run.summary, "privacy": privacy})))
+    privacy = replace(run.summary.privacy, epsilon=1.0, delta=0.0)
+    page = visible(run_page(replace(run, summary=replace(run.summary, privacy=privacy))))
     assert (
         "Whatever they believed before, the odds change by at most a factor of e ε = 2.72." in page
     )

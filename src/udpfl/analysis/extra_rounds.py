@@ -143,10 +143,7 @@ def _curve(settings: Config, epsilon: Any) -> NetworkCurve:
 
     result = run(settings, protection=quiet if epsilon is None else None)
     rows = [row for row in result.metrics if isinstance(row.get("loss"), float)]
-    plans = [
-        ReleasePlan.from_dict(row)
-        for row in RunFolder.open(result.folder).read_json("participants.json")
-    ]
+    plans = [ReleasePlan.from_row(row) for row in RunFolder.open(result.folder).clients]
     stds = [
         plan.release.mechanism.noise_std / (plan.rate * plan.declared_size)
         for plan in plans

@@ -173,7 +173,7 @@ def _read_plans(folder: RunFolder, network: nn.Module) -> list[ReleasePlan]:
             "run", f"{str(folder.path)!r} has no model: not finished, or nobody trained in it"
         )
     network.load_state_dict(load_file(folder.model))
-    return [ReleasePlan.from_dict(row) for row in folder.read_json("participants.json")]
+    return [ReleasePlan.from_row(row) for row in folder.clients]
 
 
 def audit_run(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from udpfl.accounting.budget import Budget
 from udpfl.errors import InvalidInput, Unsupported
 from udpfl.ledger.accounts import Account
 from udpfl.ledger.ledger import Ledger
+from udpfl.runs.files import RunFiles, has_begun, read_identity
 from udpfl.runs.ledgers import ledger_at
 
 
@@ -63,8 +63,8 @@ def open_ledger(path: Path, *, read_only: bool = True) -> Ledger:
 def run_named(ledger: Ledger, name: str) -> str:
     """The id of a run, given by itself or by the run's folder."""
     try:
-        return str(json.loads((Path(name) / "run.json").read_text())["id"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return read_identity(Path(name)).id
+    except InvalidInput:  # the ledger knows it by its folder or by its id
         pass
     named = [run for run, folder in ledger.folders().items() if folder == Path(name).name]
     if len(named) > 1:
@@ -75,9 +75,8 @@ def run_named(ledger: Ledger, name: str) -> str:
 def contradictions(ledger: Ledger, folder: Path) -> list[str]:
     """What a run folder says of itself and this ledger contradicts."""
     from udpfl.report.ties import untied
-    from udpfl.runs.files import RunFiles
 
-    if not (folder / "run.json").is_file():
+    if not has_begun(folder):
         raise InvalidInput("against", f"{str(folder)!r} is not a run folder: it has no run.json")
     found: list[str] = []
     try:
@@ -87,7 +86,7 @@ def contradictions(ledger: Ledger, folder: Path) -> list[str]:
         for each in untied(ledger, files):
             if each.contradicts:
                 found.append(f"{folder}: {each.said}")
-        if files.head is None and not found:
+        if files.summary.head is None and not found:
             found.append(
                 f"{folder} does not say with which charge it ended: an older version wrote it"
             )

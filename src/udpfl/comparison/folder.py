@@ -23,7 +23,9 @@ from udpfl.comparison.grid import said, short
 from udpfl.config import Config, PrivacyConfig, load
 from udpfl.config.models import SECTIONS
 from udpfl.errors import InvalidInput
+from udpfl.runs.files import has_begun
 from udpfl.runs.folder import RunFolder
+from udpfl.runs.writing import write_json
 
 _INDEX = "comparison.json"
 _PLACE = ("out", "threads", "device")
@@ -80,7 +82,7 @@ class ComparisonFolder:
         return [self.path / name for name in self._asked if self._is_begun(name)]
 
     def _is_begun(self, name: str) -> bool:
-        return (self.path / name / "run.json").is_file()
+        return has_begun(self.path / name)
 
     def place(self, config: Config, settings: Mapping[str, Any]) -> Path:
         """Where this run is or will be. `settings` only give it a name that says something."""
@@ -100,8 +102,8 @@ class ComparisonFolder:
 
     def write(self) -> None:
         """Remember where everything is, before anything of it is begun."""
-        RunFolder(self.path).write_json(
-            _INDEX,
+        write_json(
+            self.path / _INDEX,
             {
                 "base": _plain(self._base),
                 "varied": sorted(self._varied),

@@ -13,6 +13,7 @@ from udpfl.errors import UdpflError
 from udpfl.federation import Observer
 from udpfl.federation.names import refuse_unknown
 from udpfl.running import run as train
+from udpfl.runs.files import has_begun, has_ended
 
 log = logging.getLogger(__name__)
 
@@ -46,12 +47,12 @@ class Job:
     @property
     def begun(self) -> bool:
         """Whether there is something to go on with."""
-        return (self.folder / "run.json").is_file()
+        return has_begun(self.folder)
 
     @property
     def finished(self) -> bool:
         """Whether its run folder is complete."""
-        return (self.folder / "summary.json").is_file()
+        return has_ended(self.folder)
 
 
 class _Rounds:

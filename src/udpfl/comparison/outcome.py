@@ -7,7 +7,6 @@ in every run: `Comparison.selection` has what all of them together cost.
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 from udpfl.accounting.statement import PrivacyStatement, largest
 from udpfl.errors import InvalidInput
 from udpfl.report.selection import Selection
+from udpfl.runs.files import read_summary
 
 _FOREMOST = ("rmse", "accuracy")
 
@@ -185,18 +185,16 @@ class Comparison(Sequence[Row]):
 
 def read_outcome(seed: int, folder: Path) -> SeedRun:
     """What a finished run folder says. A run that ended early is no basis for a mean."""
-    try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        privacy = PrivacyStatement.from_dict(summary["privacy"])
-        metric = next(name for name in _FOREMOST if summary.get(name) is not None)
-        value, seconds = float(summary[metric]), float(summary["seconds"])
-    except StopIteration:
-        return SeedRun(seed, folder, failed=str(summary.get("stopped") or "nothing was evaluated"))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidInput("out", f"cannot read {folder / 'summary.json'}: {error}") from None
-    if summary.get("stopped"):
-        return SeedRun(seed, folder, privacy=privacy, failed=str(summary["stopped"]))
-    return SeedRun(seed, folder, metric, value, privacy, seconds)
+    summary = read_summary(folder, "out")
+    if summary is None:
+        raise InvalidInput("out", f"{str(folder)!r} has no summary: its run has not ended")
+    measured = {name: value for name in _FOREMOST if (value := summary.figure(name)) is not None}
+    if not measured:
+        return SeedRun(seed, folder, failed=summary.stopped or "nothing was evaluated")
+    if summary.stopped:
+        return SeedRun(seed, folder, privacy=summary.privacy, failed=summary.stopped)
+    metric, value = next(iter(measured.items()))
+    return SeedRun(seed, folder, metric, value, summary.privacy, summary.seconds)
 
 
 def _plain(value: float | None) -> float | str | None:

@@ -12,12 +12,12 @@ import torch
 from udpfl.algorithms import OwnNoise
 from udpfl.engine import Entropy, Keyed, PrivateStream
 from udpfl.engine.limits import choose_limits
+from udpfl.federation.begun import Begun
 from udpfl.federation.calibration import nothing_claimed
 from udpfl.federation.client import InProcessClients, LocalClient
 from udpfl.federation.learning_rate import learning_rate
 from udpfl.federation.local_training import Trainer
 from udpfl.federation.observers import Observer
-from udpfl.federation.opening import Begun
 from udpfl.federation.own_noise import own_noise
 from udpfl.federation.protection import Protection
 from udpfl.federation.selection import Selection

@@ -13,16 +13,19 @@ from torch import Tensor
 from udpfl.accounting import PrivacyStatement
 from udpfl.accounting.rounding import rounding_of_event
 from udpfl.accounting.statement import largest
+from udpfl.federation.begun import Begun
 from udpfl.federation.builders import with_parameters
 from udpfl.federation.client import LocalClient
 from udpfl.federation.evaluation import final_evaluation
-from udpfl.federation.opening import Begun
 from udpfl.federation.outcome import Run
 from udpfl.federation.plan import ReleasePlan
 from udpfl.federation.setup import Setup
 from udpfl.federation.statements import Statements
+from udpfl.ledger.chain import Head
 from udpfl.ledger.ledger import Ledger
-from udpfl.ledger.seals import ENDED_WITH, digests
+from udpfl.ledger.seals import digests
+from udpfl.runs.names import ENDED_WITH
+from udpfl.runs.schema import Evaluation, Stamp, Summary
 
 log = logging.getLogger(__name__)
 
@@ -40,49 +43,40 @@ class Ending:
     final: Tensor
     """The model of the run [d]."""
     stopped: str | None
-    began: float
-    """When this call began, by `time.perf_counter`."""
     seconds_before: float
     """What an earlier summary said."""
 
-    def write(self) -> Run:
-        """Write what came of the run, seal it in the ledger, and return it."""
+    def write(self, began: float) -> Run:
+        """Write what came of a call that began then, seal it in the ledger, and return it."""
         setup, folder, ledger, run = self.setup, self.begun.folder, self.ledger, self.begun.run
         if setup.algorithm.trusts_server:
             # What clients sent was for one reader.
             ledger.forget(run, setup.config.training.rounds)
         ledger.give_back(run)
         head = ledger.head()  # others may charge a shared ledger meanwhile
-        result = self._result(self.statements.of_all(head[0]))
-        stamp: dict[str, Any] = {
-            "statement": str(result.privacy),
-            "privacy": result.privacy.to_dict(),
-        }
-        if result.privacy.kind != "none":  # a seeded run has the same bits, whenever it was charged
-            stamp["head"] = list(head)
+        result = self._result(self.statements.of_all(head[0]), time.perf_counter() - began)
         if self.rows:  # else nobody has trained, and there is no model to hand on
-            folder.write_model(dict(result.model.state_dict()), stamp)
-        evaluation = final_evaluation(setup.model, self.final, *setup.test, setup.data)
-        folder.write_json("evaluation.json", evaluation)
+            folder.write_model(dict(result.model.state_dict()), Stamp.of(result.privacy, head))
+        found = final_evaluation(setup.model, self.final, *setup.test, setup.data)
+        folder.write_evaluation(Evaluation.from_dict(found))
         outcome = self._outcome(result)
         sealed = digests(folder.path, ENDED_WITH)
         decided = ledger.end_run(run, head=head, files=sealed, outcome=outcome)
-        budgets = {
-            client.name: _held(ledger, client, decided[0]) for client in self.statements.clients
-        }
-        summary = {
-            **result.to_dict(),
-            **outcome,
-            "clients": {name: own.to_dict() for name, own in result.clients.items()},
-            "head": list(head),
-            "decided": list(decided),
-            "budgets": budgets,
-        }
-        folder.write_json("summary.json", summary)
+        summary = Summary(
+            outcome=outcome,
+            privacy=result.privacy,
+            statement=str(result.privacy),
+            run=str(folder.path),
+            clients=result.clients,
+            head=Head(*head),
+            decided=Head(*decided),
+            budgets={own.name: _held(ledger, own, decided[0]) for own in self.statements.clients},
+        )
+        folder.write_summary(summary)
         return result
 
-    def _result(self, statements: Mapping[str, PrivacyStatement]) -> Run:
-        seconds = [row["seconds"] for row in self.rows]
+    def _result(self, statements: Mapping[str, PrivacyStatement], seconds: float) -> Run:
+        of_rounds = sum(row["seconds"] for row in self.rows)
         return Run(
             folder=self.begun.folder.path,
             config=self.setup.config,
@@ -93,7 +87,7 @@ class Ending:
             ledger_path=self.begun.ledger,
             ledger_is_new=self.ledger.is_new,
             # A resumed run took as long as all its rounds, not as long as this call.
-            seconds=max(time.perf_counter() - self.began, sum(seconds), self.seconds_before),
+            seconds=max(seconds, of_rounds, self.seconds_before),
             stopped=self._why_stopped,
             references=self.setup.data.references,
         )

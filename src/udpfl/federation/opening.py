@@ -20,10 +20,10 @@ from udpfl.errors import InvalidInput
 from udpfl.federation.builders import OWN
 from udpfl.federation.names import settings_of
 from udpfl.federation.plan import ReleasePlan
-from udpfl.federation.selection import list_names
 from udpfl.federation.setup import Setup
 from udpfl.ledger.file import require_writable
 from udpfl.runs.folder import RunFolder
+from udpfl.runs.schema import Claim, Identity
 
 log = logging.getLogger(__name__)
 
@@ -111,85 +111,41 @@ def begin_folder(setup: Setup, plans: Sequence[ReleasePlan], unclaimed: str | No
     name = f"{settings.data.name}-{settings.training.algorithm}".replace(":", "-")
     default = Path("runs") / f"{name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     folder = RunFolder.create(Path(settings.out) if settings.out else default)
-    folder.write_text("config.toml", dump(settings))
-    folder.write_json("participants.json", [plan.to_dict() for plan in plans])
+    folder.write_config(dump(settings))
+    folder.write_clients([plan.to_row() for plan in plans])
     folder.write_records(setup.parts, setup.public, setup.data)
     shared = settings.privacy.ledger
-    identity = {
-        "id": secrets.token_hex(8),
-        "udpfl": __version__,
-        "torch": torch.__version__,
-        "started": now.isoformat(timespec="seconds"),
-        "privacy": _stamp(settings.privacy, unclaimed),
-        "fingerprints": list(setup.fingerprints),
-        "block": settings.data.block,
+    identity = Identity(
+        id=secrets.token_hex(8),
+        privacy=_claim(settings.privacy, unclaimed),
+        server_adds_noise=setup.algorithm.trusts_server,
+        task=setup.data.task,
+        udpfl=__version__,
+        torch=torch.__version__,
+        started=now.isoformat(timespec="seconds"),
+        fingerprints=tuple(setup.fingerprints),
+        block=settings.data.block,
         # A shared ledger stays where it is, wherever the run is resumed from.
-        "ledger": str(Path(shared).absolute()) if shared else None,
+        ledger=str(Path(shared).absolute()) if shared else None,
         # Whoever gets folder and ledger together finds it by this.
-        "ledger_from_here": _way(folder.path, Path(shared)) if shared else None,
-    }
-    folder.write_json("run.json", identity)  # last: with it the folder can be resumed
+        ledger_from_here=_way(folder.path, Path(shared)) if shared else None,
+    )
+    folder.write_identity(identity)  # last: with it the folder can be resumed
     return folder
 
 
-def _stamp(privacy: PrivacyConfig, unclaimed: str | None) -> str:
+def _claim(privacy: PrivacyConfig, unclaimed: str | None) -> Claim:
+    """What is claimed of a run that begins; `unclaimed` is why nothing is."""
     if not privacy.enabled:
-        return "not private: privacy is turned off"
+        return Claim("none", "privacy is turned off")
     if unclaimed:
-        return f"not private: {unclaimed}"
+        return Claim("none", unclaimed)
     if privacy.randomness == "seeded":
-        return "not private: noise and sampling are seeded"
+        return Claim("none", "noise and sampling are seeded")
     if privacy.accounting == "scalar":
-        return "nominal: scalar accounting, not a privacy guarantee"
-    return "private: vector accounting, a guarantee"
+        return Claim("nominal", "scalar accounting, not a privacy guarantee")
+    return Claim("guarantee", "vector accounting, a guarantee")
 
 
 def _way(folder: Path, file: Path) -> str:
     return os.path.relpath(file.resolve(), folder.resolve())
-
-
-@dataclass(frozen=True)
-class Begun:
-    """A run folder as it was begun, new or not."""
-
-    folder: RunFolder
-    plans: Sequence[ReleasePlan]
-    run: str
-    ledger: Path
-    has_shared_ledger: bool
-
-    @classmethod
-    def read(cls, folder: RunFolder, setup: Setup) -> Begun:
-        """Read a folder; refuse to go on with another model or with other records."""
-        plans = [ReleasePlan.from_dict(row) for row in folder.read_json("participants.json")]
-        identity = folder.read_json("run.json")
-        _require_same_model(plans, setup.model.layout.dimension)
-        begun = identity.get("fingerprints", setup.fingerprints)
-        _require_same_data(plans, begun, setup.fingerprints)
-        shared = identity["ledger"]
-        return cls(
-            folder, plans, identity["id"], Path(shared) if shared else folder.ledger, bool(shared)
-        )
-
-
-def _require_same_model(plans: Sequence[ReleasePlan], dimension: int) -> None:
-    for plan in plans:
-        planned = plan.release and plan.release.sensitivity.dimension
-        if planned not in (None, dimension):
-            raise InvalidInput(
-                "resume", f"the run was planned for {planned} parameters, the model has {dimension}"
-            )
-
-
-def _require_same_data(
-    plans: Sequence[ReleasePlan], begun: Sequence[str], found: Sequence[str]
-) -> None:
-    """Refuse to go on with other records than those that were charged."""
-    pairs = zip(plans, begun, found, strict=True)
-    changed = [plan.name for plan, before, now in pairs if before != now]
-    if changed:
-        raise InvalidInput(
-            "resume",
-            f"the records of {list_names(changed)} are not those that the run was begun with: a "
-            "run goes on with the same data, or a new one is begun",
-        )

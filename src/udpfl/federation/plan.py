@@ -7,13 +7,15 @@ attacked is what it returns.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, fields, replace
 from typing import Any
 
 from udpfl.accounting import Composed, Release, Repeated
 from udpfl.accounting.budget import Budget
 from udpfl.accounting.events import Event, message_of
 from udpfl.accounting.serial import event_from_dict, event_to_dict
+from udpfl.runs.schema import ClientRow
 
 
 @dataclass(frozen=True)
@@ -103,46 +105,33 @@ class ReleasePlan:
         """The plan of a round in which so many clients answer: others may have been refused."""
         return replace(self, shuffled=messages) if messages < self.shuffled else self
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, for the run folder."""
-        return {
-            "name": self.name,
-            "declared_size": self.declared_size,
-            "rate": self.rate,
-            "rounds": self.rounds,
-            "steps": self.steps,
-            "trainings": self.trainings,
-            "participation": self.participation,
-            "penalty": self.penalty,
-            "parameters": self.parameters,
-            "diameter": self.diameter,
-            "delta": self.delta,
-            "count": None if self.count is None else event_to_dict(self.count),
-            "factors": list(self.factors),
-            "asked": list(self.asked),
-            "shuffled": self.shuffled,
-            "release": None if self.release is None else event_to_dict(self.release),
-            "budget": None if self.budget is None else [self.budget.epsilon, self.budget.delta],
-        }
+    def to_row(self) -> ClientRow:
+        """The plan as the run folder keeps it."""
+        plain = {own.name: getattr(self, own.name) for own in fields(self)}
+        return ClientRow(
+            **{
+                **plain,
+                "release": None if self.release is None else event_to_dict(self.release),
+                "count": None if self.count is None else event_to_dict(self.count),
+                "budget": None if self.budget is None else astuple(self.budget),
+            }
+        )
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> ReleasePlan:
-        """The inverse of `to_dict`."""
-        budget = None if data["budget"] is None else Budget(*data["budget"])
+    def from_row(cls, row: ClientRow) -> ReleasePlan:
+        """The inverse of `to_row`."""
+        plain = {own.name: getattr(row, own.name) for own in fields(row)}
         own = {
-            "release": _release(data["release"]),
-            "count": _release(data.get("count")),
-            "factors": tuple(data.get("factors", ())),
-            "asked": tuple(data.get("asked", ())),
-            "diameter": data.get("diameter", data.get("parameters", False)),
-            "budget": budget,
+            "release": _release(row.release),
+            "count": _release(row.count),
+            "budget": None if row.budget is None else Budget(*row.budget),
         }
-        return cls(**{**data, **own})
+        return cls(**{**plain, **own})
 
 
-def _release(data: dict[str, Any] | None) -> Release | None:
+def _release(data: Mapping[str, Any] | None) -> Release | None:
     if data is None:
         return None
-    release = event_from_dict(data)
+    release = event_from_dict(dict(data))
     assert isinstance(release, Release)
     return release

@@ -17,11 +17,6 @@ from udpfl.errors import UdpflError
 from udpfl.ledger.chain import Head
 from udpfl.ledger.decisions import Decisions
 
-BEGUN_WITH = ("run.json", "config.toml", "participants.json", "records.npz")
-"""Files that are never written again once a run has begun."""
-ENDED_WITH = ("model.safetensors", "metrics.jsonl", "evaluation.json")
-"""Files that are final when a run ends."""
-
 Digests = Mapping[str, str]
 """The SHA-256 of files, by their names."""
 

@@ -133,11 +133,10 @@ def _quality(run: RunRecord) -> list[Chart]:
             Chart("accuracy", "Accuracy by round", "round", "test accuracy", "percent", (line,),
                   note="On the test records, which are treated as public.")
         ]  # fmt: skip
-    references = run.evaluation["references"] if run.evaluation else {}
     charts = []
     for key, name in (("rmse", "RMSE"), ("mae", "MAE")):
         x, y = run.column(key)
-        marks = [(ref[key], label) for label, ref in references.items() if key in ref]
+        marks = [(ref[key], label) for label, ref in run.references.items() if key in ref]
         charts.append(
             Chart(key, f"{name} by round", "round", f"test {name}", "number",
                   (Series(name, x, y, "main"),), marks=tuple(marks),
@@ -272,23 +271,22 @@ def clip_title(clipped: Collection[Clipped]) -> str:
 
 def class_names(run: RunRecord) -> list[str]:
     """A name for every output of a classifier."""
-    evaluation = run.evaluation or {}
-    names = evaluation.get("class_names") or []
-    width = len(evaluation["confusion"][0])
+    names = (run.evaluation and run.evaluation.class_names) or []
+    width = len(run.confusion[0])
     return [str(names[i]) if i < len(names) else str(i) for i in range(width)]
 
 
 def recalls(run: RunRecord) -> Values:
     """The share of each class's test records that was recognised; None where it has none."""
-    matrix = (run.evaluation or {}).get("confusion", [])
-    return [row[i] / sum(row) if sum(row) else None for i, row in enumerate(matrix)]
+    return [row[i] / sum(row) if sum(row) else None for i, row in enumerate(run.confusion)]
 
 
 def _class_accuracy(run: RunRecord) -> Chart | None:
-    if not run.evaluation or "confusion" not in run.evaluation:
+    if not run.evaluation or not run.confusion:
         return None
     shares = recalls(run)
-    overall = run.evaluation["accuracy"]
+    accuracy = run.evaluation.accuracy
+    overall = accuracy if isinstance(accuracy, float | int) else None
     bars = Bars(class_names(run)[: len(shares)], shares, [overall] * len(shares),
                 "all classes", "main")  # fmt: skip
     return Chart("classes", "Accuracy by class", "class", "recognised", "percent", bars=bars,
@@ -297,11 +295,15 @@ def _class_accuracy(run: RunRecord) -> Chart | None:
 
 
 def _error_by_output(run: RunRecord) -> Chart | None:
-    if not run.evaluation or len(run.evaluation.get("mae_by_output", ())) < 2:
+    tested = run.evaluation
+    if tested is None or len(tested.mae_by_output or ()) < 2:
         return None
     lines = []
-    for key, name, colour in (("rmse", "RMSE", "main"), ("mae", "MAE", "second")):
-        values = [v if isinstance(v, float) else None for v in run.evaluation[f"{key}_by_output"]]
+    for errors, name, colour in (
+        (tested.rmse_by_output, "RMSE", "main"),
+        (tested.mae_by_output, "MAE", "second"),
+    ):
+        values = [value if isinstance(value, float) else None for value in errors or ()]
         lines.append(Series(name, range(1, len(values) + 1), values, colour))
     return Chart("outputs", "Error by output position", "output", "error", "number", tuple(lines),
                  note="The final model's error for each value it forecasts; of an hourly "

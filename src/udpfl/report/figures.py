@@ -35,7 +35,7 @@ def write_figures(
     try:
         target.mkdir(parents=True, exist_ok=True)
         paths = [_drawn(chart, target / f"{chart.id}.{format_}") for chart in charts]
-        if alone and "confusion" in (runs[0].evaluation or {}):
+        if alone and runs[0].confusion:
             paths.append(_matrix(runs[0], target / f"confusion.{format_}"))
     except FileExistsError:
         raise InvalidInput("figures", f"{str(target)!r} is a file, not a folder") from None
@@ -112,8 +112,7 @@ def _bars(axes: Any, chart: Chart) -> None:
 def _matrix(run: RunRecord, path: Path) -> Path:
     from matplotlib import pyplot as plt
 
-    matrix = (run.evaluation or {})["confusion"]
-    names = class_names(run)
+    matrix, names = run.confusion, class_names(run)
     shares = [[count / (sum(row) or 1) for count in row] for row in matrix]
     figure, axes = plt.subplots(figsize=(6.4, 5.6), layout="constrained")
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)

@@ -16,26 +16,26 @@ from typing import Any, Literal
 from udpfl.accounting.events import Release
 from udpfl.accounting.serial import event_from_json
 from udpfl.errors import UdpflError
+from udpfl.runs.schema import ClientRow, RoundRow
 
-Row = Mapping[str, Any]
 Clipped = Literal["gradients", "updates", "parameters"]
 
 
-def what_is_clipped(unit: str, people: Sequence[Row]) -> Clipped:
+def what_is_clipped(unit: str, clients: Sequence[ClientRow]) -> Clipped:
     """Gradients of records, or what a whole client sends: its update, or all its parameters."""
     if unit == "record":
         return "gradients"
-    return "parameters" if any(person.get("parameters") for person in people) else "updates"
+    return "parameters" if any(client.parameters for client in clients) else "updates"
 
 
-def noise_of(person: Row) -> str:
+def noise_of(client: ClientRow) -> str:
     """The noise of a client's releases: parameters that change have the first and last value."""
-    if person["release"] is None:
+    if client.release is None:
         return "none"
-    stored = person["release"]["mechanism"]
+    stored = client.release["mechanism"]
     name = str(stored.get("name") or stored["class"])  # built in, or one's own
-    first, last = _ends(person)
-    release = json.dumps(person["release"], sort_keys=True)
+    first, last = _ends(client)
+    release = json.dumps(client.release, sort_keys=True)
     try:
         ends = [_parameters(release, factor) for factor in (first, last)]
     except UdpflError:  # the code of one's own noise is not here: its factors are all that is known
@@ -45,42 +45,44 @@ def noise_of(person: Row) -> str:
     return name + _listed(*ends)
 
 
-def clip_of(person: Row, metrics: Sequence[Row]) -> str:
+def clip_of(client: ClientRow, metrics: Sequence[RoundRow]) -> str:
     """The norm and the bound; of one that adapts, where it had got to."""
-    if person["release"] is None:
+    if client.release is None:
         return "none"
-    bound = person["release"]["sensitivity"]
+    bound = client.release["sensitivity"]
     # Where the diameter is charged, what was clipped can move by twice the clip, end to end.
-    doubled = person.get("diameter", person.get("parameters"))
-    size = bound["bound"] / 2 if doubled else bound["bound"]
+    size = bound["bound"] / 2 if client.diameter else bound["bound"]
     said = f"{bound['norm']} {size:g}"
-    if not person.get("count"):
+    if not client.count:
         return said
     if not (factors := _clip_factors(metrics)):
         return f"{said} at the start"
-    return f"{said} planned, × {factors[-1]:.4g} after round {metrics[-1]['round']}"
+    return f"{said} planned, × {factors[-1]:.4g} after round {metrics[-1].round}"
 
 
 def in_sentences(
-    clipped: Clipped, server_adds: bool, people: Sequence[Row], metrics: Sequence[Row]
+    clipped: Clipped,
+    server_adds: bool,
+    clients: Sequence[ClientRow],
+    metrics: Sequence[RoundRow],
 ) -> tuple[str, ...]:
     """What is to be known of noise and clip beside each client's own."""
-    noised = [person for person in people if person["release"] is not None]
+    noised = [client for client in clients if client.release is not None]
     if not noised:
         return ()
     lines = [_SERVER if server_adds else _WHERE[clipped]]
-    chance = noised[0].get("participation", 1.0)
+    chance = noised[0].participation
     if chance < 1:
         lines.append(
             f"In each round a client takes part with probability {chance:g}, by a coin that nobody "
             "else sees; it pays either way."
         )
-    if any(_ends(person) != (1.0, 1.0) for person in noised):
+    if any(_ends(client) != (1.0, 1.0) for client in noised):
         lines.append(
             "The noise is paced (privacy.pace): the table has it in the first and in the last "
             "round that asks the client."
         )
-    if any(person.get("count") for person in noised):
+    if any(client.count for client in noised):
         lines.append(_adapting(metrics))
     return tuple(lines)
 
@@ -98,7 +100,7 @@ _SERVER = (
 )
 
 
-def _adapting(metrics: Sequence[Row]) -> str:
+def _adapting(metrics: Sequence[RoundRow]) -> str:
     used = [1.0, *_clip_factors(metrics)[:-1]]
     between = (
         f" Over the rounds they were × {_range(min(used), max(used))} of what was planned."
@@ -112,14 +114,14 @@ def _adapting(metrics: Sequence[Row]) -> str:
     )
 
 
-def _clip_factors(metrics: Sequence[Row]) -> list[float]:
+def _clip_factors(metrics: Sequence[RoundRow]) -> list[float]:
     """After every round: the one that the next round uses."""
-    return [float(row["clip_factor"]) for row in metrics if row.get("clip_factor") is not None]
+    return [row.clip_factor for row in metrics if row.clip_factor is not None]
 
 
-def _ends(person: Row) -> tuple[float, float]:
+def _ends(client: ClientRow) -> tuple[float, float]:
     """The factors on the noise in the first and in the last round that asks this client."""
-    factors, asked = person.get("factors"), person.get("asked")
+    factors, asked = client.factors, client.asked
     if not factors or not asked:
         return 1.0, 1.0
     return factors[asked[0] - 1], factors[asked[-1] - 1]

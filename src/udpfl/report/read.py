@@ -16,8 +16,10 @@ from udpfl.errors import InvalidInput, UdpflError
 from udpfl.report.protection import Clipped, clip_of, in_sentences, noise_of, what_is_clipped
 from udpfl.report.so_far import spent_so_far
 from udpfl.report.verification import Verification, check_run
-from udpfl.runs.files import Row, RunFiles
+from udpfl.runs.files import RunFiles, has_begun
 from udpfl.runs.ledgers import ledger_of
+from udpfl.runs.names import CONFIG
+from udpfl.runs.schema import ClientRow, Evaluation, Identity, Pair, RoundRow, Summary
 
 Tone = Literal["guarantee", "nominal", "none", "unverified"]
 _LATER = "the ledger was charged"
@@ -32,14 +34,14 @@ class Client:
     rounds: int
     noise: str
     clip: str
-    configured: tuple[float, float] | None
+    configured: Pair | None
     """The budget that the noise was planned for."""
-    held: tuple[float, float] | None
+    held: Pair | None
     """The budget that the ledger held when the run ended; None where that is not known."""
     statement: PrivacyStatement | None
 
     @property
-    def budget(self) -> tuple[float, float] | None:
+    def budget(self) -> Pair | None:
         """What its spending is set against: the ledger's word before the configuration's."""
         return self.held or self.configured
 
@@ -50,11 +52,11 @@ class RunRecord:
 
     path: Path
     config: Config
-    identity: Row
-    metrics: Sequence[Row]
+    identity: Identity
+    metrics: Sequence[RoundRow]
     clients: Sequence[Client]
-    summary: Row | None
-    evaluation: Row | None
+    summary: Summary | None
+    evaluation: Evaluation | None
     verification: Verification
     """Whether the ledger says the same."""
     unread: str | None = None
@@ -81,29 +83,37 @@ class RunRecord:
     @property
     def stopped(self) -> str | None:
         """Why it ended before its last round."""
-        return self.summary.get("stopped") if self.summary else None
+        return self.summary.stopped if self.summary else None
 
     @cached_property
-    def measured(self) -> list[Row]:
+    def measured(self) -> list[RoundRow]:
         """The rounds that were evaluated."""
-        return [row for row in self.metrics if row.get("loss") is not None]
+        return [row for row in self.metrics if row.is_evaluated]
 
     @property
     def rounds(self) -> int:
         """Rounds in which somebody trained, up to the last one."""
-        return int(self.metrics[-1]["round"]) if self.metrics else 0
+        return self.metrics[-1].round if self.metrics else 0
 
     @property
-    def last(self) -> Row:
+    def last(self) -> Mapping[str, Any]:
         """The latest evaluated round; empty where there is none."""
         return self.measured[-1] if self.measured else {}
 
     @property
     def task(self) -> str:
-        """Classification or regression, as far as it is known."""
-        if self.evaluation:
-            return str(self.evaluation["task"])
-        return "regression" if "mae" in self.last else "classification"
+        """Classification or regression."""
+        return self.identity.task
+
+    @property
+    def confusion(self) -> Sequence[Sequence[int]]:
+        """Of test records of class i, how many were taken for class j; empty where not known."""
+        return (self.evaluation and self.evaluation.confusion) or ()
+
+    @property
+    def references(self) -> Mapping[str, Mapping[str, float]]:
+        """Published figures on the same test records."""
+        return self.evaluation.references if self.evaluation else {}
 
     @property
     def quality(self) -> tuple[str, ...]:
@@ -129,7 +139,7 @@ class RunRecord:
     @property
     def unit(self) -> Unit:
         """Whose presence is hidden."""
-        return _unit(self.config)
+        return self.config.privacy.unit
 
     @cached_property
     def statement(self) -> PrivacyStatement:
@@ -140,12 +150,12 @@ class RunRecord:
             return PrivacyStatement.none("; ".join(self.verification.reasons))
         if self.summary:
             later = [c.statement.notes for c in self.clients if c.statement is not None]
-            said = PrivacyStatement.from_dict(self.summary["privacy"])
+            said = self.summary.privacy
             notes = (note for own in later for note in own if note.startswith(_LATER))
             return replace(said, notes=(*said.notes, *dict.fromkeys(notes)))
-        kind, reason = set_out_to_be(self.identity)
+        kind = self.identity.privacy.kind
         if kind == "none":
-            return PrivacyStatement.none(reason or "privacy is turned off")
+            return PrivacyStatement.none(self.identity.privacy.why or "privacy is turned off")
         spent = largest(c.statement for c in self.clients if c.statement is not None)
         # Before its first release a nominal run has cost nothing; it is no guarantee all the same.
         weaker = "nominal" if (kind, spent.kind) == ("nominal", "guarantee") else spent.kind
@@ -161,7 +171,7 @@ class RunRecord:
     @property
     def shared_ledger(self) -> bool:
         """Whether the spending includes other runs."""
-        return bool(self.identity.get("ledger"))
+        return bool(self.identity.ledger)
 
     @property
     def budget_name(self) -> str:
@@ -176,7 +186,7 @@ class RunRecord:
             value: Any = row
             for key in keys:
                 value = value.get(key) if isinstance(value, Mapping) else None
-            rounds.append(int(row["round"]))
+            rounds.append(row.round)
             finite = isinstance(value, int | float) and math.isfinite(value)
             values.append(float(value) if finite else None)
         return rounds, values
@@ -194,7 +204,7 @@ def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
 
 def read_run(path: Path) -> RunRecord:
     """Read a run folder; a file that a crash left out is simply not there yet."""
-    if not (path / "config.toml").is_file() or not (path / "run.json").is_file():
+    if not (path / CONFIG).is_file() or not has_begun(path):
         why = (
             "is a comparison: its page is compare.html, and its runs are the folders in it"
             if (path / "comparison.json").is_file()
@@ -202,27 +212,27 @@ def read_run(path: Path) -> RunRecord:
         )
         raise InvalidInput("run", f"{str(path)!r} {why}")
     files = RunFiles.read(path)
-    summary, identity, people = files.summary, files.identity, files.people
-    metrics = files.metrics
+    summary, identity, metrics = files.summary, files.identity, files.metrics
     unread: str | None = None
-    kind, _ = set_out_to_be(identity)
+    kind = identity.privacy.kind
     spent: Mapping[str, PrivacyStatement] = {}
     if kind != "none":
         ledger = ledger_of(path, identity)
         try:
-            spent = spent_so_far(ledger, files.run, people, metrics, kind == "nominal")
+            spent = spent_so_far(ledger, files.run, files.clients, metrics, kind == "nominal")
         except UdpflError as error:
             unread = f"what this run has spent cannot be read from its ledger ({error})"
     statements, uncounted = spent, unread
     if summary is not None:
-        ended = {n: PrivacyStatement.from_dict(s) for n, s in summary.get("clients", {}).items()}
-        statements, unread = {n: _with_later(s, spent.get(n)) for n, s in ended.items()}, None
+        ended = summary.clients.items()
+        statements, unread = {n: _with_later(s, spent.get(n)) for n, s in ended}, None
     verification = check_run(files, kind == "nominal")
     if verification.state == "contradicted":
         statements = {}
-    config = load(path / "config.toml")
-    clipped = what_is_clipped(_unit(config), people)
-    trusted = _server_adds_noise(files, config)
+    config = load(path / CONFIG)
+    clipped = what_is_clipped(config.privacy.unit, files.clients)
+    is_noised = any(row.release is not None for row in files.clients)
+    trusted = is_noised and identity.server_adds_noise
     held = _held(files, verification) if kind != "nominal" else {}
     return RunRecord(
         path=path,
@@ -230,8 +240,8 @@ def read_run(path: Path) -> RunRecord:
         identity=identity,
         metrics=metrics,
         clients=[
-            _client(row, metrics, held.get(row["name"]), statements.get(row["name"]))
-            for row in people
+            _client(row, metrics, held.get(row.name), statements.get(row.name))
+            for row in files.clients
         ],
         summary=summary,
         evaluation=_of_training(files.evaluation, metrics),
@@ -240,37 +250,24 @@ def read_run(path: Path) -> RunRecord:
         uncounted=uncounted,
         clipped=clipped,
         server_adds=trusted,
-        protection=in_sentences(clipped, trusted, people, metrics),
+        protection=in_sentences(clipped, trusted, files.clients, metrics),
     )
 
 
-def _held(files: RunFiles, verification: Verification) -> Mapping[str, Sequence[float] | None]:
+def _held(files: RunFiles, verification: Verification) -> Mapping[str, Pair | None]:
     """The budgets when the run ended: by the ledger, or by the summary where it cannot say.
 
     They bound what is guaranteed; a nominal figure is not set against them.
     """
-    by_summary: Mapping[str, Sequence[float] | None] = (files.summary or {}).get("budgets", {})
+    by_summary = files.summary.budgets if files.summary else {}
     return by_summary if verification.budgets is None else verification.budgets
 
 
-def _server_adds_noise(files: RunFiles, config: Config) -> bool:
-    if not any(row["release"] is not None for row in files.people):
-        return False
-    if (said := (files.summary or {}).get("server_adds_noise")) is not None:
-        return bool(said)
-    # What a trusted server lets out lies there; a method of one's own may have one, too.
-    return config.training.algorithm == "dp-fedavg" or (files.path / "aggregates").is_dir()
-
-
-def _unit(config: Config) -> Unit:
-    return config.privacy.unit
-
-
-def _of_training(evaluation: Row | None, metrics: Sequence[Row]) -> Row | None:
+def _of_training(evaluation: Evaluation | None, metrics: Sequence[RoundRow]) -> Evaluation | None:
     """The evaluation of the final model; where nothing was trained, only what does not need one."""
     if evaluation is None or metrics:
         return evaluation
-    return {key: evaluation[key] for key in ("task", "references") if key in evaluation}
+    return Evaluation(task=evaluation.task, references=evaluation.references)
 
 
 def _with_later(ended: PrivacyStatement, now: PrivacyStatement | None) -> PrivacyStatement:
@@ -284,30 +281,19 @@ def _with_later(ended: PrivacyStatement, now: PrivacyStatement | None) -> Privac
     return replace(ended, notes=(*ended.notes, note))
 
 
-def set_out_to_be(identity: Row) -> tuple[Kind, str]:
-    """The kind of privacy that a run was begun with, and the rest of what was said of it."""
-    stamp, _, reason = str(identity.get("privacy", "")).partition(": ")
-    kinds: dict[str, Kind] = {"private": "guarantee", "nominal": "nominal"}
-    return kinds.get(stamp, "none"), reason
-
-
 def _client(
-    row: Row,
-    metrics: Sequence[Row],
-    held: Sequence[float] | None,
+    row: ClientRow,
+    metrics: Sequence[RoundRow],
+    held: Pair | None,
     statement: PrivacyStatement | None,
 ) -> Client:
     return Client(
-        name=str(row["name"]),
-        declared_size=int(row["declared_size"]),
-        rounds=int(row["rounds"]),
+        name=row.name,
+        declared_size=row.declared_size,
+        rounds=row.rounds,
         noise=noise_of(row),
         clip=clip_of(row, metrics),
-        configured=_pair(row["budget"]),
-        held=_pair(held),
+        configured=row.budget,
+        held=held,
         statement=statement,
     )
-
-
-def _pair(budget: Sequence[float] | None) -> tuple[float, float] | None:
-    return None if budget is None else (budget[0], budget[1])

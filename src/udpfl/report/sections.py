@@ -172,12 +172,10 @@ def _listed(lines: Iterable[str]) -> str:
 
 def confusion(run: RunRecord, beside: str) -> str:
     """The confusion matrix as a table whose cells are shaded by their share of the row."""
-    evaluation = run.evaluation or {}
-    if "confusion" not in evaluation:
+    if not run.evaluation or not run.confusion:
         return ""
-    matrix: list[list[int]] = evaluation["confusion"]
-    names = class_names(run)
-    tested = counted(evaluation["test_records"], "test record")
+    matrix, names = run.confusion, class_names(run)
+    tested = counted(run.evaluation.test_records or 0, "test record")
     return (
         '<section aria-labelledby="confusion"><h2 id="confusion">Class by class</h2>'
         f"<p>Final model, {tested}. {_worst(matrix, names)}</p>"
@@ -221,11 +219,11 @@ def _matrix(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> str:
 
 def references(run: RunRecord) -> str:
     """Published figures beside the model's own."""
-    known = (run.evaluation or {}).get("references") or {}
-    if not known:
+    known = run.references
+    if not run.evaluation or not known:
         return ""
     keys = [k for k in ("rmse", "mae", "mse", "accuracy") if any(k in r for r in known.values())]
-    rows = [("this model", run.evaluation or {}), *known.items()]
+    rows = [("this model", run.evaluation.figures), *known.items()]
     body = "".join(
         f'<tr><th scope="row">{text(name)}</th>'
         + "".join(f"<td>{figure(r.get(k), k == 'accuracy')}</td>" for k in keys)
@@ -279,25 +277,24 @@ def configuration(config: Config) -> str:
 
 def facts(run: RunRecord) -> str:
     """When, where, how long, how much was sent."""
-    summary, identity = run.summary or {}, run.identity
-    up = sum(int(row.get("bytes_up") or 0) for row in run.metrics)
-    down = sum(int(row.get("bytes_down") or 0) for row in run.metrics)
-    seconds = sum(float(row.get("seconds") or 0) for row in run.metrics)
+    summary, identity = run.summary, run.identity
+    size = summary and summary.parameters
+    seconds = sum(row.seconds for row in run.metrics)
     private = run.config.privacy.enabled
     rows = [
-        ("started", identity.get("started", "–")),
+        ("started", identity.started or "–"),
         ("rounds", f"{run.rounds} of {run.config.training.rounds}"),
         ("time in rounds", f"{seconds:,.1f} s"),
-        ("device", summary.get("device", "–")),
-        ("parameters", f"{summary['parameters']:,}" if "parameters" in summary else "–"),
-        ("sent by clients", _size(up)),
-        ("sent by the server", _size(down)),
+        ("device", (summary and summary.device) or "–"),
+        ("parameters", "–" if size is None else f"{size:,}"),
+        ("sent by clients", _size(sum(row.bytes_up for row in run.metrics))),
+        ("sent by the server", _size(sum(row.bytes_down for row in run.metrics))),
         ("ledger", "shared with other runs" if run.shared_ledger else "this run only"),
         ("checked against it", run.verification.state),
         ("last charge at the end", _charge(run)),
         ("accountant", run.statement.accountant if private else "–"),
-        ("version", f"udpfl {identity.get('udpfl', '–')}, torch {identity.get('torch', '–')}"),
-        ("run id", identity.get("id", "–")),
+        ("version", f"udpfl {identity.udpfl or '–'}, torch {identity.torch or '–'}"),
+        ("run id", identity.id),
     ]
     body = "".join(f'<tr><th scope="row">{k}</th><td>{text(v)}</td></tr>' for k, v in rows)
     return (

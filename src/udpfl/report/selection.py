@@ -151,7 +151,7 @@ def selection_of(
 ) -> Selection | None:
     """What a choice among these runs leaves out; None where no two of them share records."""
     # A ledger that several runs share is asked for each of them alone, and for none twice.
-    distinct = {(run.ledger.resolve(), run.identity.get("id")): run for run in runs}
+    distinct = {(run.ledger.resolve(), run.identity.id): run for run in runs}
     groups = _grouped([_member(run) for run in distinct.values()])
     totals = [total for group in groups if len(group) > 1 for total in _totals(group)]
     if not totals:
@@ -171,7 +171,7 @@ def _member(run: RunRecord) -> _Member:
 
 
 def _charged(run: RunRecord) -> dict[tuple[str, str], Event]:
-    name = str(run.identity.get("id"))
+    name = run.identity.id
     with Ledger(run.ledger, read_only=True) as ledger:
         held, known = ledger.data_of(name), ledger.accounts()
         spent = {(a.client, held[a.id]): ledger.spent(a.id, name) for a in known if a.id in held}

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from udpfl.ledger.ledger import Ledger
-from udpfl.ledger.seals import BEGUN_WITH, ENDED_WITH, Digests, Ending, Sealed, digests
+from udpfl.ledger.seals import Digests, Ending, Sealed, digests
 from udpfl.report.differences import Difference
-from udpfl.runs.files import RunFiles, head_in
+from udpfl.runs.files import RunFiles
+from udpfl.runs.names import BEGUN_WITH, ENDED_WITH
+from udpfl.runs.schema import Summary
 
 _NOT_SEALED = (
     "an earlier version of udpfl wrote this folder and sealed none of its files: whether they were "
@@ -25,7 +27,7 @@ def untied(ledger: Ledger, files: RunFiles) -> Iterator[Difference]:
     if sealed.begun_with is not None:
         yield from _edited(files, BEGUN_WITH, sealed.begun_with, "began")
     if files.summary is not None:
-        yield from _ended(files, sealed)
+        yield from _ended(files, files.summary, sealed)
         if files.metrics and not files.model.is_file():
             yield Difference(f"{files.model.name} is missing", contradicts=False)
     yield from _not_held(ledger, files)
@@ -53,32 +55,32 @@ def _edited(
             yield Difference(f"{name} is not the file that the run {verb} with")
 
 
-def _ended(files: RunFiles, sealed: Sealed) -> Iterator[Difference]:
+def _ended(files: RunFiles, summary: Summary, sealed: Sealed) -> Iterator[Difference]:
     if sealed.ending is not None:
         yield from _edited(files, ENDED_WITH, sealed.ending.files, "ended")
-        yield from _ended_otherwise(files, sealed.ending)
+        yield from _ended_otherwise(summary, sealed.ending)
     elif sealed.begun_with is not None:
         yield Difference("summary.json says that the run ended, and the ledger does not")
 
 
-def _ended_otherwise(files: RunFiles, ending: Ending) -> Iterator[Difference]:
-    assert files.summary is not None
+def _ended_otherwise(summary: Summary, ending: Ending) -> Iterator[Difference]:
     for word, said, own in (
-        ("charge", files.head, ending.head.number),
-        ("decision", files.decided, ending.decision),
+        ("charge", summary.head, ending.head.number),
+        ("decision", summary.decided, ending.decision),
     ):
         if said is None:
             yield Difference(f"summary.json does not say with which {word} the run ended")
         elif said.number != own:
             yield Difference(f"the run ended with {word} {own}, and summary.json with {said[0]}")
     for key, own in ending.outcome.items():
-        if key not in files.summary or files.summary[key] != own:
+        if key not in summary.outcome or summary.outcome[key] != own:
             yield Difference(f"summary.json has another “{key}” than the run ended with")
 
 
 def _not_held(ledger: Ledger, files: RunFiles) -> Iterator[Difference]:
     """Charges and decisions that the folder names and the ledger does not have."""
-    head, decided = files.head, files.decided
+    summary = files.summary
+    head, decided = (summary.head, summary.decided) if summary else (None, None)
     if head is not None and not ledger.holds(*head):
         last = ledger.head()[0]
         which = (
@@ -95,10 +97,8 @@ def _not_held(ledger: Ledger, files: RunFiles) -> Iterator[Difference]:
             "what was decided about budgets was taken back, or it is an older copy"
         )
     stamp = files.stamp
-    said = None if stamp is None else stamp.get("privacy")
     # A model that claims nothing names no charge, either.
-    claims = stamp is not None and not (isinstance(said, dict) and said.get("kind") == "none")
-    if files.summary is not None and claims and head_in(stamp, "head") != head:
+    if summary and stamp and stamp.is_claim and stamp.head != head:
         yield Difference("summary.json and the header of the model end with different charges")
 
 
@@ -107,7 +107,7 @@ def _not_charged(ledger: Ledger, files: RunFiles) -> Iterator[Difference]:
     charged = sum(ledger.rounds_charged(files.run, own.id) for own in ledger.accounts())
     if charged < files.answers:
         yield Difference(f"the ledger holds {charged} of the {files.answers} answers of this run")
-    if (head := files.head) is None:
+    if files.summary is None or (head := files.summary.head) is None:
         return
     if head.number == 0 and files.answers:
         yield Difference(

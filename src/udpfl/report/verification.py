@@ -22,12 +22,11 @@ from udpfl.ledger.ledger import Ledger
 from udpfl.ledger.seals import Ending
 from udpfl.report.differences import Difference, differences
 from udpfl.report.ties import untied
-from udpfl.runs.files import Row, RunFiles
+from udpfl.runs.files import RunFiles
 from udpfl.runs.ledgers import ledger_of
+from udpfl.runs.schema import ClientRow, Pair, Summary
 
 State = Literal["verified", "not verified", "contradicted"]
-Pair = tuple[float, float]
-"""A budget: epsilon and delta."""
 _MOST_REASONS = 4
 _NO_HEAD = (
     "an older version wrote this folder, which does not say with which charge of the shared ledger "
@@ -63,10 +62,9 @@ def check_run(files: RunFiles, nominal: bool) -> Verification:
     elif not files.metrics:
         said = "nobody has trained in this run, so there is no model to speak of"
         found.append(Difference(said, contradicts=False))
-    head: Head | None = None
+    head = None if files.summary is None else files.summary.head
     budgets: dict[str, Pair | None] | None = None
     try:
-        head = files.head
         with Ledger(ledger_of(files.path, files.identity), read_only=True) as ledger:
             for problem in ledger.verify(events=False):
                 found.append(Difference(f"the ledger is not sound: {problem}"))
@@ -97,7 +95,7 @@ class _Recomputed:
 
     ledger: Ledger
     files: RunFiles
-    summary: Row
+    summary: Summary
     nominal: bool
 
     @cached_property
@@ -106,7 +104,7 @@ class _Recomputed:
 
     @property
     def _block(self) -> str:
-        return self.files.identity.get("block") or ""
+        return self.files.identity.block or ""
 
     @cached_property
     def _charged(self) -> list[Account]:
@@ -122,40 +120,36 @@ class _Recomputed:
     @property
     def budgets(self) -> dict[str, Pair | None] | None:
         """What each client held when the run ended; None where the summary does not say when."""
-        if (decided := self.files.decided) is None:
+        if (decided := self.summary.decided) is None:
             return None
         found: dict[str, Pair | None] = {}
-        for person in self.files.people:
-            account = self._accounts.get(person["name"])
+        for person in self.files.clients:
+            account = self._accounts.get(person.name)
             held = self.ledger.budgets(account.id, decided.number) if account else []
-            found[person["name"]] = (held[-1].epsilon, held[-1].delta) if held else None
+            found[person.name] = (held[-1].epsilon, held[-1].delta) if held else None
         return found
 
     def differences(self) -> Iterator[Difference]:
         """Where what is stated is not what the charges cost."""
-        version = str(self.files.identity.get("udpfl"))
+        version = self.files.identity.udpfl
         for each in self._differences():
             yield each.by(version, __version__)
 
     def _differences(self) -> Iterator[Difference]:
-        said = {
-            name: PrivacyStatement.from_dict(plain)
-            for name, plain in self.summary.get("clients", {}).items()
-        }
-        if said.keys() != {person["name"] for person in self.files.people}:
+        said, stated = self.summary.clients, self.summary.privacy
+        if said.keys() != {person.name for person in self.files.clients}:
             yield Difference("summary.json and participants.json name different clients")
             return
         yield from self._strangers(said)
-        for person in self.files.people:
-            yield from self._of_client(person, said[person["name"]])
-        stated = PrivacyStatement.from_dict(self.summary["privacy"])
+        for person in self.files.clients:
+            yield from self._of_client(person, said[person.name])
         # Each client's own was compared with the ledger above.
         yield from differences("summary.json for the run", stated, largest(said.values()))
-        if self.summary.get("statement") != str(stated):
+        if self.summary.statement != str(stated):
             yield Difference("the statement of summary.json is not what it says", is_wording=True)
         yield from self._of_model(stated)
         held = self.budgets
-        if held is not None and _pairs(self.summary.get("budgets", {})) != held:
+        if held is not None and self.summary.budgets != held:
             yield Difference("summary.json has other budgets than the ledger held")
 
     def _strangers(self, said: Mapping[str, PrivacyStatement]) -> Iterator[Difference]:
@@ -168,8 +162,8 @@ class _Recomputed:
                 named = f"the block {self._block}" if self._block else "no block"
                 yield Difference(f"the run charged {own.name}, and run.json names {named}")
 
-    def _of_client(self, person: Row, stated: PrivacyStatement) -> Iterator[Difference]:
-        name, account = person["name"], self._accounts.get(person["name"])
+    def _of_client(self, person: ClientRow, stated: PrivacyStatement) -> Iterator[Difference]:
+        name, account = person.name, self._accounts.get(person.name)
         if stated.kind == "none":  # claims nothing
             return
         if account is None:
@@ -179,8 +173,8 @@ class _Recomputed:
             yield Difference(f"δ = {stated.delta:g} of {name} in summary.json is not its budget's")
             return
         # Without a head, others may have charged a shared ledger between this run's last and end.
-        head, run = self.files.head, self.files.run
-        unsure = head is None and bool(self.files.identity.get("ledger"))
+        head, run = self.summary.head, self.files.run
+        unsure = head is None and bool(self.files.identity.ledger)
         up_to = self.ledger.last_charge(run) if unsure else head and head.number
         nominal_run = run if self.nominal else None
         found = self.ledger.statement(account.id, stated.delta, nominal_run, up_to)
@@ -190,27 +184,22 @@ class _Recomputed:
         for each in differences(f"summary.json for {name}", stated, found, all_notes=is_sealed):
             yield each.doubted(_NO_HEAD) if unsure else each
 
-    def _deltas(self, account: Account, person: Row) -> set[float | None]:
+    def _deltas(self, account: Account, person: ClientRow) -> set[float | None]:
         """At which deltas the client may be stated: of budgets it has had, else its own."""
-        decided = self.files.decided
+        decided = self.summary.decided
         held = self.ledger.budgets(account.id, decided.number if decided else None)
         if held:
             return {budget.delta for budget in held}
-        return {person["budget"][1] if person["budget"] else person.get("delta")}
+        return {person.stated_delta}
 
     def _of_model(self, stated: PrivacyStatement) -> Iterator[Difference]:
         """Where the header of the model says something else than the summary."""
         stamp = self.files.stamp
-        if stamp is None or (self.files.head is None and "privacy" not in stamp):
+        if stamp is None or (self.summary.head is None and stamp.privacy is None):
             return
-        if "privacy" not in stamp:
+        if (header := stamp.stated) is None:
             yield Difference("the header of the model has no statement")
             return
-        header = PrivacyStatement.from_dict(stamp["privacy"])
         yield from differences("the header of the model", header, stated)
-        if stamp.get("statement") != self.summary.get("statement"):
+        if stamp.statement != self.summary.statement:
             yield Difference("the header of the model has another statement than summary.json")
-
-
-def _pairs(budgets: Mapping[str, Sequence[float] | None]) -> dict[str, Pair | None]:
-    return {name: None if own is None else (own[0], own[1]) for name, own in budgets.items()}

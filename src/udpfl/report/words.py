@@ -339,7 +339,7 @@ def _limits(run: RunRecord, statement: PrivacyStatement) -> tuple[str, ...]:
 
 
 def _rounded(run: RunRecord) -> str:
-    added = (run.summary or {}).get("rounding")
+    added = run.summary and run.summary.rounding
     if not added:
         return "Rounding: computers add noise in floating-point numbers, not in real ones."
     return (

@@ -1,4 +1,5 @@
-"""The folder of a run: what is in it, who writes it, and where its ledger is.
+"""The folder of a run: what is in it, who reads and writes it, and where its ledger is.
 
-`folder` is for whoever trains or goes on with a run; `files` reads a folder without torch.
+`schema` has the types of its files, `files` is the one reader and `folder` the one writer, which
+also has the tensors of checkpoints. All but `folder` work without torch.
 """

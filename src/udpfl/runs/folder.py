@@ -1,7 +1,7 @@
-"""The run folder: everything a run leaves behind, written so that a crash never corrupts it.
+"""The one writer of run folders: what a run leaves behind, so that a crash never corrupts it.
 
 config.toml          the resolved configuration
-run.json             identity, version, and whether the run is private
+run.json             version, identity, and whether the run is private
 participants.json    what each client declares, and its noise
 records.npz          the record indices of each client, of the test and of the public split
 metrics.jsonl        one line per round
@@ -20,7 +20,6 @@ from __future__ import annotations
 import fcntl
 import io
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,6 +32,10 @@ import numpy as np
 from udpfl.algorithms.message import Tensors, tensors_from_bytes, tensors_to_bytes
 from udpfl.data.records import DataSet, Indices
 from udpfl.errors import InvalidInput, UdpflError
+from udpfl.runs import names
+from udpfl.runs.files import has_begun, read_clients, read_identity, read_metrics, read_summary
+from udpfl.runs.schema import ClientRow, Evaluation, Identity, RoundRow, Stamp, Summary
+from udpfl.runs.writing import append_line, explained, write_json, write_whole
 
 _KEPT = 2
 _HASH = 64
@@ -51,7 +54,7 @@ class Checkpoint(NamedTuple):
 
 
 class RunFolder:
-    """Reads and writes one run folder."""
+    """Writes one run folder, and reads what the run itself needs of it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -64,7 +67,7 @@ class RunFolder:
                 "out", f"{str(path)!r} exists and is not empty; --resume continues a run"
             )
         try:
-            (path / "checkpoints").mkdir(parents=True, exist_ok=True)
+            (path / names.CHECKPOINTS).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InvalidInput("out", f"cannot create {str(path)!r}: {error.strerror}") from None
         return cls(path)
@@ -73,15 +76,16 @@ class RunFolder:
     def open(cls, path: Path, parameter: str = "resume") -> RunFolder:
         """A folder that a run has begun; `parameter` is what a refusal is about."""
         folder = cls(path)
-        if not folder.config.is_file() or not (path / "run.json").is_file():
+        if not folder.config.is_file() or not has_begun(path):
             raise InvalidInput(parameter, f"{str(path)!r} is not a run folder")
+        read_identity(path, parameter)  # refuses the folder of a newer version
         return folder
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep a second process out of the folder; a crash leaves no lock behind."""
         path = self.path / ".lock"
-        with _explained(path):
+        with explained(path):
             file = path.open("w")
         with file:
             try:
@@ -95,50 +99,68 @@ class RunFolder:
     @property
     def config(self) -> Path:
         """The resolved configuration."""
-        return self.path / "config.toml"
+        return self.path / names.CONFIG
 
     @property
     def ledger(self) -> Path:
         """The run's own ledger."""
-        return self.path / "ledger.sqlite"
+        return self.path / names.LEDGER
 
     @property
     def model(self) -> Path:
         """The final model."""
-        return self.path / "model.safetensors"
+        return self.path / names.MODEL
 
     @property
     def metrics(self) -> Path:
         """One JSON line per round."""
-        return self.path / "metrics.jsonl"
+        return self.path / names.METRICS
 
-    def write_json(self, name: str, value: Any) -> None:
-        """A JSON file, whole or not at all."""
-        self._write(self.path / name, (json.dumps(value, indent=2) + "\n").encode())
+    @property
+    def identity(self) -> Identity:
+        """Which run this is, as it was begun."""
+        return read_identity(self.path, "resume")
 
-    def read_json(self, name: str) -> Any:
-        """A JSON file of this run."""
-        try:
-            return json.loads((self.path / name).read_text())
-        except (OSError, ValueError) as error:
-            raise InvalidInput("resume", f"cannot read {self.path / name}: {error}") from None
+    @property
+    def clients(self) -> tuple[ClientRow, ...]:
+        """What each client declares, its noise and its budget, as the run was begun."""
+        if not (rows := read_clients(self.path, "resume")):
+            raise InvalidInput("resume", f"{str(self.path)!r} names no clients")
+        return rows
+
+    def write_config(self, text: str) -> None:
+        """The resolved configuration, as TOML."""
+        write_whole(self.config, text.encode())
+
+    def write_identity(self, identity: Identity) -> None:
+        """Last of what a run begins with: from then on the folder can be resumed."""
+        write_json(self.path / names.IDENTITY, identity.to_dict())
+
+    def write_clients(self, clients: Sequence[ClientRow]) -> None:
+        """Those of a run that begins, in their order."""
+        write_json(self.path / names.CLIENTS, [row.to_dict() for row in clients])
+
+    def write_evaluation(self, evaluation: Evaluation) -> None:
+        """The final model on the test split."""
+        write_json(self.path / names.EVALUATION, evaluation.to_dict())
+
+    def write_summary(self, summary: Summary) -> None:
+        """Last of all: with it the run is over."""
+        write_json(self.path / names.SUMMARY, summary.to_dict())
 
     def drop_summary(self) -> float:
         """Remove the summary of a run that goes on; the seconds that it says the run had taken.
 
         What it says is no longer so once there are new results beside it.
         """
+        path = self.path / names.SUMMARY
         try:
-            seconds = float(self.read_json("summary.json")["seconds"])
-        except (InvalidInput, KeyError, TypeError, ValueError):
-            seconds = 0.0
-        with _explained(self.path / "summary.json"):
-            (self.path / "summary.json").unlink(missing_ok=True)
-        return seconds
-
-    def write_text(self, name: str, text: str) -> None:
-        """A text file, whole or not at all."""
-        self._write(self.path / name, text.encode())
+            summary = read_summary(self.path)
+        except InvalidInput:
+            summary = None
+        with explained(path):
+            path.unlink(missing_ok=True)
+        return 0.0 if summary is None else summary.seconds
 
     def write_records(self, parts: Sequence[Indices], public: Indices, data: DataSet) -> None:
         """Who held which records, as positions in the training set, in the order of the clients.
@@ -152,7 +174,7 @@ class RunFolder:
                 arrays[name] = records.positions
         buffer = io.BytesIO()
         np.savez_compressed(buffer, public=public, **arrays)  # type: ignore[arg-type]
-        self._write(self.path / "records.npz", buffer.getvalue())
+        write_whole(self.path / names.RECORDS, buffer.getvalue())
 
     def write_checkpoint(
         self,
@@ -168,8 +190,8 @@ class RunFolder:
         """
         header = {"round": round_, "answered": dict(answered or {}), "head": list(head)}
         data = tensors_to_bytes(server, header)
-        self._write(self._checkpoint(round_), data)
-        cut_short = (self.path / "checkpoints").glob(".round-*")  # by a crash
+        write_whole(self._checkpoint(round_), data)
+        cut_short = (self.path / names.CHECKPOINTS).glob(".round-*")  # by a crash
         for old in (*self._checkpoints()[:-_KEPT], *cut_short):
             old.unlink(missing_ok=True)
 
@@ -187,10 +209,7 @@ class RunFolder:
 
     def note_charge(self, number: int, chain: str) -> None:
         """The ledger's last charge, on disk before anybody sees what was charged."""
-        with _explained(self._charged), self._charged.open("a") as file:
-            file.write(f"{number} {chain}\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append_line(self._charged, f"{number} {chain}")
 
     def last_charge(self) -> tuple[int, str]:
         """The last charge that was noted; 0 and nothing before the first."""
@@ -203,20 +222,20 @@ class RunFolder:
 
     @property
     def _charged(self) -> Path:
-        return self.path / "charged.log"
+        return self.path / names.CHARGED
 
     def _checkpoint(self, round_: int) -> Path:
-        return self.path / "checkpoints" / f"round-{round_:06d}.safetensors"
+        return self.path / names.CHECKPOINTS / f"round-{round_:06d}.safetensors"
 
     def _checkpoints(self) -> list[Path]:
-        return sorted((self.path / "checkpoints").glob("round-*.safetensors"))
+        return sorted((self.path / names.CHECKPOINTS).glob("round-*.safetensors"))
 
     def write_aggregate(self, round_: int, data: bytes) -> None:
         """What a trusted server lets out in a round, kept as long as the round may run again."""
-        folder = self.path / "aggregates"
-        with _explained(folder):
+        folder = self.path / names.AGGREGATES
+        with explained(folder):
             folder.mkdir(exist_ok=True)
-        self._write(folder / f"round-{round_:06d}.safetensors", data)
+        write_whole(folder / f"round-{round_:06d}.safetensors", data)
         oldest = min((int(p.stem[-6:]) for p in self._checkpoints()), default=0)
         for old in folder.glob("round-*.safetensors"):
             if int(old.stem[-6:]) <= oldest:
@@ -224,64 +243,36 @@ class RunFolder:
 
     def read_aggregate(self, round_: int) -> bytes | None:
         """The same; None where nothing was let out in that round."""
-        path = self.path / "aggregates" / f"round-{round_:06d}.safetensors"
+        path = self.path / names.AGGREGATES / f"round-{round_:06d}.safetensors"
         return path.read_bytes() if path.is_file() else None
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         """One more line."""
-        with _explained(self.metrics), self.metrics.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append_line(self.metrics, _line(row))
 
     def read_metrics(self, up_to: int | None = None) -> list[dict[str, Any]]:
         """The rows of the rounds so far; a line that a crash cut short is left out."""
-        if not self.metrics.exists():
-            return []
-        rows = []
-        for line in self.metrics.read_text().splitlines():
-            try:
-                row = json.loads(line)
-            except ValueError:
-                continue
-            if up_to is None or row["round"] <= up_to:
-                rows.append(row)
-        return rows
+        rows = read_metrics(self.path, "resume")
+        return [row.to_dict() for row in rows if up_to is None or row.round <= up_to]
 
     def rewrite_metrics(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Drop the rows of rounds that will run again."""
-        self._write(self.metrics, "".join(json.dumps(row) + "\n" for row in rows).encode())
+        write_whole(self.metrics, "".join(_line(row) + "\n" for row in rows).encode())
 
     def write_update(self, round_: int, client: str, data: bytes) -> None:
         """Keep a released message for analysis."""
-        folder = self.path / "updates"
-        with _explained(folder):
+        folder = self.path / names.UPDATES
+        with explained(folder):
             folder.mkdir(exist_ok=True)
-        self._write(folder / f"round-{round_:06d}-{_plain(client)}.safetensors", data)
+        write_whole(folder / f"round-{round_:06d}-{_plain(client)}.safetensors", data)
 
-    def write_model(self, tensors: Tensors, stamp: Mapping[str, Any]) -> None:
+    def write_model(self, tensors: Tensors, stamp: Stamp) -> None:
         """The final model under the user's own parameter names; what it cost is in its header."""
-        self._write(self.model, tensors_to_bytes(tensors, stamp))
+        write_whole(self.model, tensors_to_bytes(tensors, stamp.to_dict()))
 
-    @staticmethod
-    def _write(path: Path, data: bytes) -> None:
-        """Replace a file in one step, on disk before the call returns."""
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        with _explained(path):
-            try:
-                with partial.open("wb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-                partial.replace(path)
-            except OSError:
-                partial.unlink(missing_ok=True)
-                raise
-            handle = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
+
+def _line(row: Mapping[str, Any]) -> str:
+    return json.dumps(RoundRow.from_dict(row).to_dict())
 
 
 def _plain(client: str) -> str:
@@ -294,12 +285,4 @@ def _free(path: Path) -> bool:
     if not path.is_dir():
         return False
     found = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}
-    return found <= {"config.toml", "participants.json", "records.npz", "checkpoints"}
-
-
-@contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UdpflError(f"cannot write {path}: {error.strerror}") from None
+    return found <= {names.CONFIG, names.CLIENTS, names.RECORDS, names.CHECKPOINTS}

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from udpfl.errors import InvalidInput
+from udpfl.runs import names
+from udpfl.runs.files import has_begun, read_identity
+from udpfl.runs.schema import Identity, NewerFolder
 
 
-def ledger_of(folder: Path, identity: Mapping[str, Any]) -> Path:
+def ledger_of(folder: Path, identity: Identity) -> Path:
     """The file that a run charged: its own, or the shared one that `identity` (run.json) names.
 
     A folder that was mailed together with a shared ledger finds it by the way from one to the
     other. To read only: a run goes on with the ledger that it was begun with, not with a copy.
     """
-    shared = identity.get("ledger")
+    shared = identity.ledger
     if not shared:
-        return folder / "ledger.sqlite"
-    nearby = identity.get("ledger_from_here")
-    if not Path(shared).is_file() and nearby and (folder / str(nearby)).is_file():
-        return folder / str(nearby)
+        return folder / names.LEDGER
+    nearby = identity.ledger_from_here
+    if not Path(shared).is_file() and nearby and (folder / nearby).is_file():
+        return folder / nearby
     return Path(shared)
 
 
@@ -35,8 +35,10 @@ def ledger_at(path: Path) -> Path:
 
 def of_run(folder: Path) -> Path:
     """The ledger that a run charged: its own, or the shared one it names."""
+    own = folder / names.LEDGER
     try:
-        identity = json.loads((folder / "run.json").read_text())
-    except (OSError, ValueError):
-        identity = {}
-    return ledger_of(folder, identity)
+        return ledger_of(folder, read_identity(folder, "ledger")) if has_begun(folder) else own
+    except NewerFolder:
+        raise
+    except InvalidInput:  # a run.json that is broken names no other
+        return own

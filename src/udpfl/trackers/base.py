@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from udpfl.accounting.statement import Kind
 from udpfl.errors import MissingExtra
 from udpfl.federation.observers import Follower
+from udpfl.runs.files import read_identity
 
 if TYPE_CHECKING:
     from udpfl.config import Config
@@ -23,7 +23,6 @@ log = logging.getLogger(__name__)
 _TEST = ("accuracy", "loss", "mae", "mse")
 _ROUND = ("participants", "refused", "bytes_up", "bytes_down", "seconds", "learning_rate")
 _PRIVATE = "simulation_only/"
-_PLANNED: dict[str, Kind] = {"private": "guarantee", "nominal": "nominal"}
 _WEAKER: dict[Kind, str] = {
     "nominal": "nominal: not a privacy guarantee for every client",
     "none": "not private: by the ledger, which has the reason",
@@ -98,9 +97,9 @@ class Tracker(Follower):
         self._safely(self._start, config, folder)
 
     def _start(self, config: Config, folder: Path) -> None:
-        stamp = str(json.loads((folder / "run.json").read_text())["privacy"])
-        self._kind = _PLANNED.get(stamp.partition(":")[0], "none")
-        self._begin(config, folder, stamp)
+        claim = read_identity(folder).privacy
+        self._kind = claim.kind
+        self._begin(config, folder, str(claim))
 
     def on_round(self, row: dict[str, Any]) -> None:
         """Write the round's figures; first of all that they are worth less than was planned."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from udpfl.runs.files import read_identity
 from udpfl.trackers.base import Tracker, imported
 
 if TYPE_CHECKING:
@@ -75,8 +76,8 @@ class MLflow(Tracker):
         experiment = (
             found.experiment_id if found else self._client.create_experiment(self._experiment)
         )
-        identity = json.loads((folder / "run.json").read_text())
-        before = self._client.search_runs([experiment], f"tags.`{_IDENTITY}` = '{identity['id']}'")
+        run = read_identity(folder).id
+        before = self._client.search_runs([experiment], f"tags.`{_IDENTITY}` = '{run}'")
         if before:
             self._run = before[0].info.run_id
             history = self._client.get_metric_history(self._run, "round/participants")
@@ -85,7 +86,7 @@ class MLflow(Tracker):
             self._stamp(self._done, stamp)
             return
         self._done = 0
-        tags = {_IDENTITY: identity["id"], "udpfl.folder": str(folder)}
+        tags = {_IDENTITY: run, "udpfl.folder": str(folder)}
         tags |= {"privacy": stamp, "privacy.kind": self._kind}
         self._run = self._client.create_run(experiment, run_name=folder.name, tags=tags).info.run_id
         kind = self._mlflow.entities.Param

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 from udpfl.config import Config
 from udpfl.federation.admission.holding import Holding, require_alike
+from udpfl.federation.begun import Begun
 from udpfl.federation.plan import ReleasePlan
 from udpfl.ledger.ledger import Ledger
-from udpfl.ledger.seals import BEGUN_WITH, digests
+from udpfl.ledger.seals import digests
+from udpfl.runs.names import BEGUN_WITH
+
+log = logging.getLogger(__name__)
 
 
 def admit(
-    settings: Config,
-    ledger: Ledger,
-    run: str,
-    folder: Path,
-    holding: Holding,
-    plans: Sequence[ReleasePlan],
-    claimed: bool,
+    settings: Config, ledger: Ledger, begun: Begun, holding: Holding, claimed: bool
 ) -> list[int]:
     """Open every client's account and reserve what the run will cost it; the accounts.
 
@@ -28,8 +27,11 @@ def admit(
     nothing: it could not keep any.
     """
     with ledger.transaction():
-        _begin(settings, ledger, run, folder)
-        return _reserved(settings, ledger, run, holding, plans, claimed)
+        _begin(settings, ledger, begun.run, begun.folder.path)
+        accounts = _reserved(settings, ledger, begun.run, holding, begun.plans, claimed)
+    if ledger.is_new and begun.has_shared_ledger:
+        log.warning("charges go to %s (new): no run has used this ledger before", begun.ledger)
+    return accounts
 
 
 def _begin(settings: Config, ledger: Ledger, run: str, folder: Path) -> None:

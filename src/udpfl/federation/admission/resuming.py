@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-
 from udpfl.errors import (
     InvalidInput,
     LedgerError,
 )
+from udpfl.federation.admission.holding import Holding
+from udpfl.federation.begun import Begun
 from udpfl.ledger.ledger import Ledger
 from udpfl.ledger.seals import digests
-from udpfl.runs.folder import RunFolder
 
 
-def require_charges(
-    path: Path, folder: RunFolder, run: str, fingerprints: Mapping[str, str], block: str
-) -> None:
+def require_charges(begun: Begun, holding: Holding) -> None:
     """Refuse to go on where the ledger does not hold what a run has released, or is not sound.
 
-    `fingerprints` are of the records that the run would go on with, by client.
+    `holding` is about the records that the run would go on with.
     """
+    folder, path = begun.folder, begun.ledger
     checkpoint, last = folder.read_checkpoint(), folder.last_charge()
     if checkpoint is None and last[0] == 0:  # it never got to begin
         return
@@ -36,7 +33,7 @@ def require_charges(
                 )
         if problems := ledger.verify(events=False):
             raise LedgerError(f"the ledger is not sound, nothing is charged to it: {problems[0]}")
-        sealed = ledger.sealed(run).begun_with or {}  # earlier versions sealed nothing
+        sealed = ledger.sealed(begun.run).begun_with or {}  # earlier versions sealed nothing
         found = digests(folder.path, sealed)
         for name in sealed:
             if found.get(name) != sealed[name]:
@@ -45,9 +42,9 @@ def require_charges(
                     f"{name} is not the file that the run began with: a run goes on as it was "
                     "begun, or a new one is begun",
                 )
-        charged = ledger.data_of(run)
-        for name, fingerprint in fingerprints.items():
-            account = ledger.account_of(name, block)
+        charged = ledger.data_of(begun.run)
+        for name, fingerprint in holding.parts.items():
+            account = ledger.account_of(name, holding.block)
             if account is not None and charged.get(account, fingerprint) != fingerprint:
                 raise InvalidInput(
                     "resume", f"the records of {name} are not those that the run was charged for"
