@@ -60,10 +60,8 @@ def log_moments(release: Release, top: int) -> Floats:
     every = np.arange(0.0, top + 1)
     mechanism, norm = release.mechanism, release.sensitivity.norm
     closed = mechanism.even_spread_is_worst and mechanism.one_coordinate_is_worst
-    if closed or (norm == "linf" and mechanism.is_closed_form):
-        knots = every[2:]
-    else:
-        knots = _knots(top)
+    closed = closed or (norm == "linf" and mechanism.is_closed_form)
+    knots = every[2:] if closed else _knots(top)
     at_knots = (knots - 1) * worst_case(mechanism, release.sensitivity, knots)
     moments = np.asarray(np.interp(every, np.append(1.0, knots), np.append(0.0, at_knots)))
     moments.setflags(write=False)

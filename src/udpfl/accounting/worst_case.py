@@ -62,10 +62,8 @@ def worst_loss(mechanism: Mechanism, sensitivity: Sensitivity) -> float:
     if dimension == 1:
         return float(_largest_up_to(mechanism, sensitivity.bound, np.asarray([math.inf]))[0])
     alone = float(mechanism.renyi(math.inf, sensitivity.bound))
-    if mechanism.one_coordinate_is_worst:
-        rate = alone / sensitivity.bound
-    else:
-        rate = mechanism.steepest  # |loss| <= rate * |v|_1
+    single = mechanism.one_coordinate_is_worst
+    rate = alone / sensitivity.bound if single else mechanism.steepest  # |loss| <= rate * |v|_1
     if math.isinf(rate) and math.isfinite(alone):
         raise Unsupported(
             f"independent {mechanism.name} noise is known to be pure-DP in one dimension only: the "

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from udpfl.errors import Infeasible, Unsupported
-from udpfl.harmonizer.calibrate import Calibrated, Rank, calibrate
+from udpfl.harmonizer.calibrate import Calibrated, calibrate
 from udpfl.harmonizer.setting import Setting
-from udpfl.mechanisms import BUILT_IN, Mechanism
+from udpfl.mechanisms import BUILT_IN, Mechanism, Rank
 
 log = logging.getLogger(__name__)
 
