@@ -23,10 +23,9 @@ import pytest
 from PIL import Image
 
 from udpfl.cli import main
-from udpfl.data import BUILT_IN, load
+from udpfl.data import BUILT_IN, load, source_of, sources
 from udpfl.data.fetching import FetchFailed, _opener, _Redirects, fetch
 from udpfl.data.formats import Checksum, Download, File, Format, Pictures
-from udpfl.data.sources import SOURCES, source_of
 from udpfl.data.unpacking import UnsafeArchive, unpack
 from udpfl.errors import InvalidInput
 
@@ -142,8 +141,7 @@ def everything_in(folder: Path) -> list[str]:
 
 
 def test_every_built_in_data_set_is_in_the_catalogue():
-    assert list(BUILT_IN) == list(SOURCES)
-    for name, source in SOURCES.items():
+    for name, source in sources().items():
         assert source.name == name
         assert source.title
         assert source.samples
@@ -154,7 +152,7 @@ def test_every_built_in_data_set_is_in_the_catalogue():
 
 def test_what_is_downloaded_comes_over_https_and_has_a_published_sum():
     seen = 0
-    for source in SOURCES.values():
+    for source in sources().values():
         for form in source.formats:
             for part in form.parts:
                 for file in part:
@@ -225,7 +223,7 @@ def test_list_fits_80_columns_and_says_how_to_get_what_is_not_here(capsys, tmp_p
     assert code == 0
     assert max(map(len, out.splitlines()[:-1])) <= 80
     assert "…" not in out
-    for name in SOURCES:
+    for name in BUILT_IN:
         assert re.search(rf"^{name} ", out, re.MULTILINE)
     flat = " ".join(out.split())
     assert "`udpfl data fetch mnist --data-dir DIR` gets it" in flat
@@ -266,7 +264,7 @@ def test_pictures_are_counted_wherever_the_loader_would_find_them(
 ):
     few = Format("a folder per class", ((Pictures("Hand", 2),), (Pictures("CXR", 1),)))
     medical = replace(source_of("medical-mnist"), formats=(few,))
-    monkeypatch.setitem(SOURCES, "medical-mnist", medical)
+    monkeypatch.setattr(BUILT_IN["medical-mnist"], "source", medical)
     for name in ("Hand/a.jpeg", "Hand/b.png", "Hand/notes.txt", "CXR/a.JPG"):
         (tmp_path / folder / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / folder / name).touch()
@@ -290,8 +288,8 @@ def test_pictures_are_counted_wherever_the_loader_would_find_them(
 
 def test_check_tells_ok_changed_missing_and_unknown_apart(capsys, tmp_path, monkeypatch):
     parts = (*((File(name, md5(b"right")),) for name in ("a", "b", "c")), (File("d"),))
-    monkeypatch.setitem(
-        SOURCES, "mnist", replace(source_of("mnist"), formats=(Format("IDX", parts),))
+    monkeypatch.setattr(
+        BUILT_IN["mnist"], "source", replace(source_of("mnist"), formats=(Format("IDX", parts),))
     )
     (tmp_path / "mnist").mkdir()
     for name, content in (("a", b"right"), ("b", b"wrong"), ("d", b"")):
@@ -326,7 +324,7 @@ def test_check_of_an_absent_or_unknown_data_set(capsys, tmp_path):
 
 
 def test_fetch_downloads_verifies_and_then_leaves_alone(capsys, tmp_path, server, monkeypatch):
-    monkeypatch.setitem(SOURCES, "mnist", one_file())
+    monkeypatch.setattr(BUILT_IN["mnist"], "source", one_file())
     server.files["/a/digits.gz"] = BODY
     fetch_it = [
         "fetch",
@@ -349,7 +347,7 @@ def test_fetch_downloads_verifies_and_then_leaves_alone(capsys, tmp_path, server
 
 
 def test_a_terminal_sees_the_progress(capsys, tmp_path, server, monkeypatch):
-    monkeypatch.setitem(SOURCES, "mnist", one_file())
+    monkeypatch.setattr(BUILT_IN["mnist"], "source", one_file())
     monkeypatch.setenv("FORCE_COLOR", "1")
     server.files["/digits.gz"] = BODY
     code, _, err = command(
@@ -373,7 +371,7 @@ def test_progress_is_told_in_bytes(tmp_path, server):
 def test_a_broken_transfer_is_told_and_goes_on_where_it_stopped(
     capsys, tmp_path, server, monkeypatch
 ):
-    monkeypatch.setitem(SOURCES, "mnist", one_file())
+    monkeypatch.setattr(BUILT_IN["mnist"], "source", one_file())
     server.files["/digits.gz"] = BODY
     server.cut = 100_000
     fetch_it = ["fetch", "mnist", "--data-dir", tmp_path, "--source", server.address]
@@ -425,7 +423,7 @@ def test_a_server_that_answers_with_another_range_is_not_believed(tmp_path, serv
 def test_a_wrong_sum_is_refused_with_both_sums_and_nothing_is_kept(
     capsys, tmp_path, server, monkeypatch
 ):
-    monkeypatch.setitem(SOURCES, "mnist", one_file())
+    monkeypatch.setattr(BUILT_IN["mnist"], "source", one_file())
     forged = BODY[:-1] + b"!"
     server.files["/digits.gz"] = forged
     code, _, err = command(
@@ -531,7 +529,7 @@ def test_a_source_has_to_be_a_web_address(capsys, tmp_path, address):
 
 
 def test_trouble_with_the_disk_is_told_in_one_line(capsys, tmp_path, server, monkeypatch):
-    monkeypatch.setitem(SOURCES, "mnist", one_file())
+    monkeypatch.setattr(BUILT_IN["mnist"], "source", one_file())
     server.files["/digits.gz"] = BODY
     (tmp_path / "file").touch()
     code, _, err = command(
@@ -719,7 +717,9 @@ def test_a_hostile_archive_over_the_web_is_one_line_for_the_user(
 ):
     content = member("MedNIST/../../evil")
     form = Format("folders", ((Pictures("Hand", 1),),))
-    monkeypatch.setitem(SOURCES, "medical-mnist", packed(source_of("medical-mnist"), form, content))
+    monkeypatch.setattr(
+        BUILT_IN["medical-mnist"], "source", packed(source_of("medical-mnist"), form, content)
+    )
     server.files["/MedNIST.tar.gz"] = content
     code, _, err = command(
         capsys, "fetch", "medical-mnist", "--data-dir", tmp_path, "--source", server.address
