@@ -24,6 +24,7 @@ from examples.plugin.udpfl_example.fedcm import FedCM
 from tests.conftest import Logistic
 from tests.test_engine import Noted
 from tests.test_federation import Counting
+from udpfl import mechanisms
 from udpfl.accounting.events import Composed, PoissonSampled, Release, leaves
 from udpfl.algorithms import BUILT_IN, Algorithm, PublicData, local_update, weighted_mean
 from udpfl.config import load
@@ -35,7 +36,7 @@ from udpfl.federation.local_training import CLIP, WEAKEST, Request, Trainer
 from udpfl.federation.participants import participants, selection
 from udpfl.federation.parts import algorithm_of
 from udpfl.federation.stages.trusted_server import TrustedServer
-from udpfl.mechanisms import Gaussian, Laplace, Staircase
+from udpfl.mechanisms import Laplace
 from udpfl.runs.folder import RunFolder
 
 RECORDS, FEATURES, CLIENTS = 9, 3, 3
@@ -89,7 +90,7 @@ STAGES = {
     "shuffler": {"training": {"shuffle": True}},
 }
 TOGETHER = [c for size in range(3) for c in itertools.combinations(STAGES, size)]
-MECHANISMS = ["gaussian", "laplace", "staircase", "tests.conftest:Logistic"]
+MECHANISMS = [*mechanisms.BUILT_IN, "tests.conftest:Logistic"]
 UNITS = ["record", "client"]
 OPTIONS = {
     "dp-fedavg": {"participation": 0.5}, "fedmed": {"top_k": 2}, "trimmed-mean": {"trim": 0.34},
@@ -136,10 +137,8 @@ def refusal(method, unit, stages, mechanism):
     return None
 
 
-NOISE = {
-    "gaussian": Gaussian(1.3), "laplace": Laplace(0.9), "staircase": Staircase(0.5, 0.6),
-    "logistic": Logistic(0.8),
-}  # fmt: skip
+NOISE = {name: kind.family(1.0)(1.3) for name, kind in mechanisms.BUILT_IN.items()}
+NOISE["logistic"] = Logistic(0.8)
 
 
 @pytest.fixture(scope="module", autouse=True)

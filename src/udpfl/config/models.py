@@ -18,6 +18,7 @@ from udpfl.accounting import Accountant, Accounting, Norm
 from udpfl.accounting.events import Unit
 from udpfl.accounting.pacing import Pace
 from udpfl.config.section import Count, Fraction, Options, Positive, Section, Several, Text
+from udpfl.mechanisms import BUILT_IN as MECHANISMS
 
 T = TypeVar("T")
 
@@ -114,7 +115,7 @@ class PrivacyConfig(Section):
 
     mechanism: Text | Annotated[list[Text], Several] = Field(
         default="auto",
-        description="gaussian, laplace, staircase, package.module:Class, 'auto' for the one that "
+        description=f"{', '.join(MECHANISMS)}, package.module:Class, 'auto' for the one that "
         "needs least noise, or 'none' for no privacy.",
     )
     epsilon: Positive | Annotated[list[Positive], Several] = Field(

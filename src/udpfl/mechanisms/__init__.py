@@ -6,7 +6,14 @@ from udpfl.mechanisms.laplace import Laplace
 from udpfl.mechanisms.staircase import Staircase
 from udpfl.mechanisms.tabulated import Tabulated
 
-BUILT_IN: dict[str, type[Mechanism]] = {m.name: m for m in (Gaussian, Laplace, Staircase)}
+BUILT_IN: dict[str, type[Mechanism]] = {
+    kind.name: kind
+    for kind in (
+        Gaussian,
+        Laplace,
+        Staircase,
+    )
+}
 
 __all__ = [
     "BUILT_IN",
