@@ -38,8 +38,6 @@ def test_every_built_in_mechanism_is_in_the_matrix():
     assert {type(mechanism) for mechanism in MATRIX} >= set(BUILT_IN.values())
 
 
-
-
 def distribution(mechanism: Mechanism):
     """The distribution function, by integrating the density numerically."""
     tails = 2.0 ** -np.linspace(0, 50, 4001)

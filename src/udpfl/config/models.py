@@ -18,7 +18,6 @@ from udpfl.accounting import Accountant, Accounting, Norm
 from udpfl.accounting.events import Unit
 from udpfl.accounting.pacing import Pace
 from udpfl.config.section import Count, Fraction, Options, Positive, Section, Several, Text
-from udpfl.mechanisms import BUILT_IN as MECHANISMS
 
 T = TypeVar("T")
 
@@ -115,8 +114,8 @@ class PrivacyConfig(Section):
 
     mechanism: Text | Annotated[list[Text], Several] = Field(
         default="auto",
-        description=f"{', '.join(MECHANISMS)}, package.module:Class, 'auto' for the one that "
-        "needs least noise, or 'none' for no privacy.",
+        description="A built-in mechanism such as laplace, package.module:Class, 'auto' for the "
+        "built-in one that needs least noise, or 'none' for no privacy.",
     )
     epsilon: Positive | Annotated[list[Positive], Several] = Field(
         default=8.0, description="Budget of each client over all rounds: epsilon."
