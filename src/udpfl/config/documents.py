@@ -68,7 +68,9 @@ def allowed(field: Mapping[str, Any], noun: str = "a {}") -> str:
         case {"const": value}:
             return f'"{value}"'
         case {"pattern": pattern}:
-            choices = pattern.removeprefix("^(").removesuffix(")$").replace("[0-9]+", "N").split("|")
+            choices = (
+                pattern.removeprefix("^(").removesuffix(")$").replace("[0-9]+", "N").split("|")
+            )
             return " or ".join(f'"{own}"' for own in choices)
         case {"type": "string"}:
             return "text"
