@@ -37,10 +37,12 @@ class Addition:
     """For each other file: the line before, and the new one."""
     command: tuple[str, ...]
     finds: str
+    tests: int = 0
+    """Files of tests that get a line; all others read the registry."""
 
     @property
     def files(self) -> int:
-        return 1 + len(self.lines)
+        return 1 + len(self.lines) + self.tests
 
 
 ADDITIONS = [
@@ -62,7 +64,7 @@ class Secant(Tabulated):
         ]},
         ("plan", "--mechanism", "secant", "--epsilon", "2", "--steps", "1", "--dimension", "1",
          "--accountant", "rdp", "--json"),
-        '"mechanism": "secant"',
+        '"mechanism": "secant"', tests=1,
     ),
     Addition(
         "method", 2, "algorithms/halved.py",
