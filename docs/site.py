@@ -1,7 +1,8 @@
 """Pages that are made while the site is built, from what is kept elsewhere in the repository.
 
 The tutorial comes from its notebook with the outputs stored in it, the reference of the command
-line from the command itself, the changelog from the root; and a file that a page links to beside
+line from the command itself, tables of what is built in from the registries (`tables.py`), the
+changelog from the root; and a file that a page links to beside
 docs/ becomes a page as well, so that the site is complete without the repository.
 """
 
@@ -18,6 +19,7 @@ import typer.main
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from tables import filled
 
 from udpfl.cli.app import app
 
@@ -42,7 +44,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Lead links out of docs/ to the pages made for them, and complete the command's page."""
     markdown = OUTSIDE.sub(lambda link: f"]({placed(link[1])}", markdown)
-    markdown = markdown.replace("](tutorial.ipynb", "](tutorial.md")
+    markdown = filled(markdown.replace("](tutorial.ipynb", "](tutorial.md"))
     return markdown + reference() if page.file.src_uri == "cli.md" else markdown
 
 

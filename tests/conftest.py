@@ -11,6 +11,15 @@ from hypothesis import HealthCheck, Phase, settings
 
 from udpfl import Tabulated
 
+# Helpers that assert: what is compared is said where they fail, as in a test file.
+pytest.register_assert_rewrite(
+    "tests.data.serving",
+    "tests.engine.oracle",
+    "tests.federation.crash.processes",
+    "tests.federation.refused",
+    "tests.report.verifying",
+)
+
 settings.register_profile(
     "house", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -187,8 +187,8 @@ def test_the_page_has_a_place_for_every_table() -> None:
         document = tables.filled(document, name, "…")
 
 
-def test_every_method_is_measured_with_as_many_releases_as_planned() -> None:
-    assert {name.partition(",")[0] for name in methods.METHODS} == set(BUILT_IN)
+def test_every_method_that_is_measured_has_as_many_releases_as_planned() -> None:
+    assert {name.partition(",")[0] for name in methods.METHODS} <= set(BUILT_IN)
     for data, planned in {"digits": 80, "digits, uneven": 80, "mnist": 300}.items():
         for method in methods.METHODS:
             found = methods.settings(method, data)["training"]

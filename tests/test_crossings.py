@@ -24,6 +24,7 @@ from examples.plugin.udpfl_example.fedcm import FedCM
 from tests.conftest import Logistic
 from tests.engine.oracle import Noted
 from tests.federation.samples import Counting
+from udpfl import mechanisms
 from udpfl.accounting.events import Composed, PoissonSampled, Release, leaves
 from udpfl.algorithms import BUILT_IN, Algorithm, PublicData, local_update, weighted_mean
 from udpfl.config import load
@@ -38,7 +39,7 @@ from udpfl.federation.request import CLIP, WEAKEST
 from udpfl.federation.selection import draw_schedule
 from udpfl.federation.stages.trusted_server import TrustedServer
 from udpfl.federation.staging import sum_noise
-from udpfl.mechanisms import Gaussian, Laplace, Staircase
+from udpfl.mechanisms import Laplace
 from udpfl.runs.folder import RunFolder
 
 RECORDS, FEATURES, CLIENTS = 9, 3, 3
@@ -92,7 +93,7 @@ STAGES = {
     "shuffler": {"training": {"shuffle": True}},
 }
 TOGETHER = [c for size in range(3) for c in itertools.combinations(STAGES, size)]
-MECHANISMS = ["gaussian", "laplace", "staircase", "tests.conftest:Logistic"]
+MECHANISMS = [*mechanisms.BUILT_IN, "tests.conftest:Logistic"]
 UNITS = ["record", "client"]
 OPTIONS = {
     "dp-fedavg": {"participation": 0.5}, "fedmed": {"top_k": 2}, "trimmed-mean": {"trim": 0.34},
@@ -139,10 +140,8 @@ def refusal(method, unit, stages, mechanism):
     return None
 
 
-NOISE = {
-    "gaussian": Gaussian(1.3), "laplace": Laplace(0.9), "staircase": Staircase(0.5, 0.6),
-    "logistic": Logistic(0.8),
-}  # fmt: skip
+NOISE = {name: kind.family(1.0)(1.3) for name, kind in mechanisms.BUILT_IN.items()}
+NOISE["logistic"] = Logistic(0.8)
 
 
 @pytest.fixture(scope="module", autouse=True)

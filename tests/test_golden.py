@@ -153,7 +153,9 @@ def outcome(case, folder):
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.usefixtures("one_thread")
 def test_a_seeded_run_ends_where_it_ended_before(case, tmp_path):
-    expected = json.loads(GOLDEN.read_text())[case]
+    expected = json.loads(GOLDEN.read_text()).get(case)
+    if expected is None and case in dict(by_method()):
+        pytest.skip("a new method: nothing was recorded before")
     found, _ = outcome(case, tmp_path / "run")
     assert found["parameters"] == pytest.approx(expected["parameters"], abs=TOLERANCE)
     assert (found["releases"], found["charges"]) == (expected["releases"], expected["charges"])

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from udpfl.mechanisms import BUILT_IN, Mechanism
 from udpfl.planning import plan
-
-_STYLE = {
-    "gaussian": ("#1f77b4", "o", "-"),
-    "laplace": ("#d95f02", "s", "--"),
-    "staircase": ("#2a9d4a", "^", "-."),
-}
 
 
 def dimensions(count: int) -> str:
@@ -21,10 +17,13 @@ def dimensions(count: int) -> str:
     return "1 dimension" if count == 1 else f"{count:,} dimensions"
 
 
-def noise_figure(path: Path, epsilon: float, options: dict[str, Any]) -> None:
+def noise_figure(
+    path: Path, epsilon: float, options: dict[str, Any], own: Sequence[Mechanism] = ()
+) -> None:
     """Standard deviation of the calibrated noise against epsilon, one line per mechanism.
 
-    `options` are the keyword arguments of `udpfl.plan` other than mechanism and epsilon.
+    `options` are the keyword arguments of `udpfl.plan` other than mechanism and epsilon; `own` are
+    mechanisms to draw beside the built-in ones.
     """
     import matplotlib
 
@@ -32,21 +31,15 @@ def noise_figure(path: Path, epsilon: float, options: dict[str, Any]) -> None:
     from matplotlib import pyplot as plt
     from matplotlib.ticker import NullLocator
 
-    budgets = epsilon * 2.0 ** np.linspace(-3, 2, 11)
-    lines: dict[str, list[tuple[float, float]]] = {}
-    which = "gaussian" if options["dimension"] is None else "all"
-    for budget in budgets:
-        for row in plan(which, epsilon=float(budget), **options):
-            if row.noise is not None:
-                lines.setdefault(row.mechanism, []).append(
-                    (float(budget), row.noise.noise_std / options["clip"])
-                )
     nominal = options["accounting"] == "scalar"
     figure, axes = plt.subplots(figsize=(7.2, 4.6), layout="constrained")
-    for name, (colour, marker, dash) in _STYLE.items():
-        if name in lines:
-            x, y = zip(*lines[name], strict=True)
-            axes.plot(x, y, color=colour, marker=marker, linestyle=dash, markersize=5, label=name)
+    for name, levels in _noise_levels(epsilon, options, own).items():
+        budgets, noises = zip(*levels, strict=True)
+        stds, style = [noise.noise_std / options["clip"] for noise in noises], noises[0].plot_style
+        axes.plot(
+            budgets, stds, color=style.colour, marker=style.marker, linestyle=style.dash,
+            markersize=5, label=name,
+        )  # fmt: skip
     axes.axvline(epsilon, color="0.6", linewidth=1, linestyle=":")
     axes.annotate(
         f" ε = {epsilon:g}", (epsilon, 1), xycoords=("data", "axes fraction"), va="top", color="0.4"
@@ -78,3 +71,19 @@ def noise_figure(path: Path, epsilon: float, options: dict[str, Any]) -> None:
     axes.legend(frameon=False)
     figure.savefig(path, dpi=160)
     plt.close(figure)
+
+
+def _noise_levels(
+    epsilon: float, options: dict[str, Any], own: Sequence[Mechanism]
+) -> dict[str, list[tuple[float, Mechanism]]]:
+    """Budgets around epsilon and the noise of each, by mechanism, as far as there is one."""
+    without_dimension = options["dimension"] is None
+    built_in = [name for name, k in BUILT_IN.items() if k.is_isotropic or not without_dimension]
+    levels: dict[str, list[tuple[float, Mechanism]]] = {
+        name: [] for name in (*built_in, *(noise.name for noise in own))
+    }
+    for budget in epsilon * 2.0 ** np.linspace(-3, 2, 11):
+        for row in plan([*built_in, *own], epsilon=float(budget), **options):
+            if row.noise is not None:
+                levels[row.mechanism].append((float(budget), row.noise))
+    return {name: found for name, found in levels.items() if found}

@@ -11,6 +11,7 @@ from udpfl.accounting import Accountant, Accounting, Norm, PrivacyStatement, Sen
 from udpfl.errors import InvalidInput, Unsupported
 from udpfl.harmonizer import Choice, Rank, Setting, choose
 from udpfl.mechanisms import BUILT_IN, Mechanism
+from udpfl.plugins import offered, own_mechanism
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Plan(Sequence[PlanRow]):
 
 
 def plan(
-    mechanism: str | Mechanism = "auto",
+    mechanism: str | Mechanism | Sequence[str | Mechanism] = "auto",
     *,
     epsilon: float,
     steps: int,
@@ -82,32 +83,55 @@ def plan(
 ) -> Plan:
     """The smallest noise per mechanism that keeps (epsilon, delta) over `steps` releases.
 
-    `mechanism` is gaussian, laplace, staircase, "all" (the whole ranking), "auto" (its first row),
-    or a mechanism of your own. Raises `InvalidInput` for values that make no sense, and
-    `Unsupported` where a mechanism asked for by name cannot do it.
+    `mechanism` is the name of a built-in one, "all" (the ranking of all of those), "auto" (its
+    first row), a mechanism of your own, as an instance or by its place ("package.module:Name"), or
+    a list of them to rank. Raises `InvalidInput` for values that make no sense, and `Unsupported`
+    where the only mechanism asked for cannot do it.
     """
-    names: tuple[str | Mechanism, ...]
-    if isinstance(mechanism, Mechanism):
-        names = (mechanism,)
-    elif mechanism in ("auto", "all"):
-        names = tuple(BUILT_IN)
-    elif mechanism in BUILT_IN:
-        names = (mechanism,)
-    else:
-        options = ", ".join([*BUILT_IN, "auto", "all"])
-        raise InvalidInput("mechanism", f"must be one of {options}, got {mechanism!r}")
+    wanted = _wanted(mechanism)
     sensitivity = Sensitivity(clip, norm, dimension)
     setting = Setting(
         epsilon, delta, steps, sensitivity, sampling_rate, "record", accountant, accounting
     )
-    if names != ("gaussian",) or norm == "linf":
+    if norm == "linf" or not all(map(_is_isotropic, wanted)):
         _ = sensitivity.coordinates  # raises where the dimension is needed and missing
-    choices = choose(setting, names, rank)
-    if choices[0].calibrated is None and mechanism != "all":
+    choices = choose(setting, wanted, rank)
+    is_ranking = mechanism == "all" or not isinstance(mechanism, (str, Mechanism))
+    if choices[0].calibrated is None and not is_ranking:
         raise Unsupported(choices[0].why)
     if mechanism == "auto":
         choices = choices[:1]
     return Plan(tuple(_row(i, choice) for i, choice in enumerate(choices, 1)), setting)
+
+
+def _wanted(mechanism: str | Mechanism | Sequence[str | Mechanism]) -> tuple[str | Mechanism, ...]:
+    """The mechanisms to rank: names of built-in ones, and one's own."""
+    if isinstance(mechanism, (list, tuple)) and mechanism:
+        return tuple(map(_known, mechanism))
+    return tuple(BUILT_IN) if mechanism in ("auto", "all") else (_known(mechanism),)
+
+
+def _known(mechanism: Any) -> str | Mechanism:
+    """The name of a built-in mechanism, or one's own."""
+    if isinstance(mechanism, Mechanism):
+        return mechanism
+    if isinstance(mechanism, str) and mechanism in BUILT_IN:
+        return mechanism
+    if not isinstance(mechanism, str) or (
+        ":" not in mechanism and mechanism not in offered("mechanisms")
+    ):
+        names = ", ".join([*BUILT_IN, "auto", "all"])
+        raise InvalidInput(
+            "mechanism", f"must be one of {names}, or package.module:Name, got {mechanism!r}"
+        )
+    try:
+        return own_mechanism(mechanism)
+    except InvalidInput as error:  # which names a key of a configuration
+        raise InvalidInput("mechanism", error.message) from None
+
+
+def _is_isotropic(mechanism: str | Mechanism) -> bool:
+    return (BUILT_IN[mechanism] if isinstance(mechanism, str) else mechanism).is_isotropic
 
 
 def _row(place: int, choice: Choice) -> PlanRow:

@@ -77,6 +77,27 @@ def resolve(kind: Kind, name: str, built_in: Mapping[str, Any]) -> Any:
     )
 
 
+def own_mechanism(name: str) -> Mechanism:
+    """The mechanism that a name of an installed package, or a place, stands for.
+
+    A name may lead to an instance, whose shape counts, or to a class that a scale is enough for.
+    """
+    key = _CONFIG_KEYS["mechanisms"]
+    found = resolve("mechanisms", name, {})
+    if isinstance(found, type) and issubclass(found, Mechanism):
+        make: Any = found
+        try:
+            found = make(1.0)
+        except TypeError as error:  # it is abstract, or has parameters without a default
+            raise InvalidInput(
+                key,
+                f"{name!r} cannot be built from a scale alone: {error}; name an instance of it",
+            ) from None
+    if not isinstance(found, Mechanism):
+        raise InvalidInput(key, f"{name!r} is not a mechanism: {found!r}")
+    return found
+
+
 def offered(kind: Kind) -> dict[str, list[EntryPoint]]:
     """Entry points by name; the same one seen twice on the path counts once."""
     found: dict[str, dict[str, EntryPoint]] = {}

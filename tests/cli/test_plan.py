@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from udpfl.cli import main
+from udpfl.mechanisms import BUILT_IN
 
 COMMON = ["--steps", "300", "--sampling-rate", "0.05"]
 
@@ -34,7 +35,8 @@ def names(found: list[dict]) -> list[str]:
 def test_high_dimension_ranks_gaussian_first(capsys):
     found = rows(capsys, "--mechanism", "all", "--epsilon", "8", "--dimension", "26010")
     assert names(found)[0] == "gaussian"
-    assert [row["rank"] for row in found] == [1, 2, 3]
+    assert set(names(found)) == BUILT_IN.keys()
+    assert [row["rank"] for row in found] == list(range(1, len(found) + 1))
     for row in found:
         assert set(row) >= {
             "mechanism", "rank", "parameters", "noise_std", "mean_abs", "epsilon", "delta",
@@ -77,7 +79,7 @@ def test_auto_is_the_first_row_and_the_default(capsys):
 def test_impossible_rows_carry_an_error_under_all(capsys):
     found = rows(capsys, "--mechanism", "all", "--epsilon", "2", "--delta", "0", "--dimension", "5")
     errors = {row["mechanism"]: row["error"] for row in found if "error" in row}
-    assert set(errors) == {"gaussian", "staircase"}
+    assert set(errors) >= {"gaussian", "staircase"}
     assert names(found)[0] == "laplace"
     assert found[0]["accountant"] == "pure"
     code, out, _ = run(

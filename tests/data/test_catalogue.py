@@ -12,9 +12,8 @@ import pytest
 
 from tests.data.samples import real
 from tests.data.serving import command, md5
-from udpfl.data import BUILT_IN
+from udpfl.data import BUILT_IN, source_of, sources
 from udpfl.data.formats import File, Format, Pictures
-from udpfl.data.sources import SOURCES, source_of
 
 pytestmark = pytest.mark.usefixtures("plain_surroundings")
 
@@ -23,8 +22,7 @@ pytestmark = pytest.mark.usefixtures("plain_surroundings")
 
 
 def test_every_built_in_data_set_is_in_the_catalogue():
-    assert list(BUILT_IN) == list(SOURCES)
-    for name, source in SOURCES.items():
+    for name, source in sources().items():
         assert source.name == name
         assert source.title
         assert source.samples
@@ -35,7 +33,7 @@ def test_every_built_in_data_set_is_in_the_catalogue():
 
 def test_what_is_downloaded_comes_over_https_and_has_a_published_sum():
     seen = 0
-    for source in SOURCES.values():
+    for source in sources().values():
         for form in source.formats:
             for part in form.parts:
                 for file in part:
@@ -100,7 +98,7 @@ def test_list_fits_80_columns_and_says_how_to_get_what_is_not_here(capsys, tmp_p
     assert code == 0
     assert max(map(len, out.splitlines()[:-1])) <= 80
     assert "…" not in out
-    for name in SOURCES:
+    for name in BUILT_IN:
         assert re.search(rf"^{name} ", out, re.MULTILINE)
     flat = " ".join(out.split())
     assert "`udpfl data fetch mnist --data-dir DIR` gets it" in flat
@@ -141,7 +139,7 @@ def test_pictures_are_counted_wherever_the_loader_would_find_them(
 ):
     few = Format("a folder per class", ((Pictures("Hand", 2),), (Pictures("CXR", 1),)))
     medical = replace(source_of("medical-mnist"), formats=(few,))
-    monkeypatch.setitem(SOURCES, "medical-mnist", medical)
+    monkeypatch.setattr(BUILT_IN["medical-mnist"], "source", medical)
     for name in ("Hand/a.jpeg", "Hand/b.png", "Hand/notes.txt", "CXR/a.JPG"):
         (tmp_path / folder / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / folder / name).touch()
@@ -165,8 +163,8 @@ def test_pictures_are_counted_wherever_the_loader_would_find_them(
 
 def test_check_tells_ok_changed_missing_and_unknown_apart(capsys, tmp_path, monkeypatch):
     parts = (*((File(name, md5(b"right")),) for name in ("a", "b", "c")), (File("d"),))
-    monkeypatch.setitem(
-        SOURCES, "mnist", replace(source_of("mnist"), formats=(Format("IDX", parts),))
+    monkeypatch.setattr(
+        BUILT_IN["mnist"], "source", replace(source_of("mnist"), formats=(Format("IDX", parts),))
     )
     (tmp_path / "mnist").mkdir()
     for name, content in (("a", b"right"), ("b", b"wrong"), ("d", b"")):

@@ -12,9 +12,9 @@ from urllib.request import Request
 import pytest
 
 from tests.data.serving import command, everything_in, md5
+from udpfl.data import BUILT_IN, source_of
 from udpfl.data.fetching import FetchFailed, _opener, _Redirects, fetch
 from udpfl.data.formats import Download, File, Format
-from udpfl.data.sources import SOURCES, source_of
 from udpfl.errors import InvalidInput
 
 BODY = bytes(range(256)) * 3000
@@ -32,7 +32,7 @@ def one_file(content: bytes = BODY, name: str = "digits.gz", **changes):
 
 
 def test_fetch_downloads_verifies_and_then_leaves_alone(capsys, tmp_path, server, monkeypatch):
-    monkeypatch.setitem(SOURCES, "mnist", one_file())
+    monkeypatch.setattr(BUILT_IN["mnist"], "source", one_file())
     server.files["/a/digits.gz"] = BODY
     fetch_it = [
         "fetch",
@@ -55,7 +55,7 @@ def test_fetch_downloads_verifies_and_then_leaves_alone(capsys, tmp_path, server
 
 
 def test_a_terminal_sees_the_progress(capsys, tmp_path, server, monkeypatch):
-    monkeypatch.setitem(SOURCES, "mnist", one_file())
+    monkeypatch.setattr(BUILT_IN["mnist"], "source", one_file())
     monkeypatch.setenv("FORCE_COLOR", "1")
     server.files["/digits.gz"] = BODY
     code, _, err = command(
@@ -79,7 +79,7 @@ def test_progress_is_told_in_bytes(tmp_path, server):
 def test_a_broken_transfer_is_told_and_goes_on_where_it_stopped(
     capsys, tmp_path, server, monkeypatch
 ):
-    monkeypatch.setitem(SOURCES, "mnist", one_file())
+    monkeypatch.setattr(BUILT_IN["mnist"], "source", one_file())
     server.files["/digits.gz"] = BODY
     server.cut = 100_000
     fetch_it = ["fetch", "mnist", "--data-dir", tmp_path, "--source", server.address]
@@ -131,7 +131,7 @@ def test_a_server_that_answers_with_another_range_is_not_believed(tmp_path, serv
 def test_a_wrong_sum_is_refused_with_both_sums_and_nothing_is_kept(
     capsys, tmp_path, server, monkeypatch
 ):
-    monkeypatch.setitem(SOURCES, "mnist", one_file())
+    monkeypatch.setattr(BUILT_IN["mnist"], "source", one_file())
     forged = BODY[:-1] + b"!"
     server.files["/digits.gz"] = forged
     code, _, err = command(
@@ -237,7 +237,7 @@ def test_a_source_has_to_be_a_web_address(capsys, tmp_path, address):
 
 
 def test_trouble_with_the_disk_is_told_in_one_line(capsys, tmp_path, server, monkeypatch):
-    monkeypatch.setitem(SOURCES, "mnist", one_file())
+    monkeypatch.setattr(BUILT_IN["mnist"], "source", one_file())
     server.files["/digits.gz"] = BODY
     (tmp_path / "file").touch()
     code, _, err = command(

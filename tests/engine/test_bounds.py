@@ -5,10 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-import os
-import platform
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -264,54 +260,3 @@ def test_noise_does_not_betray_the_sum_by_the_lattice_it_lies_on(kind):
     steps = torch.exp(-small) * 2**24
     off = (steps - steps.round()).abs().mean()
     assert off > 0.2  # a quarter where nothing shows; 0.01 for noise made in float32
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
-@pytest.mark.parametrize(("chosen", "kept"), [({}, True), ({"GLIBC_TUNABLES": ""}, False)])
-def test_freed_memory_is_kept_unless_the_environment_has_chosen(chosen, kept):
-    """Then tensors like those before need no pages from the operating system."""
-    script = """if True:
-        import resource, torch
-        from udpfl.engine.allocation import keep_freed_memory
-        print(keep_freed_memory())
-        def faults():
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-            several = [torch.ones(3 << 20) for _ in range(6)]
-            del several
-            return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-        print(min(faults() for _ in range(9)))
-    """
-    clean = {k: v for k, v in os.environ.items() if "MALLOC" not in k and k != "GLIBC_TUNABLES"}
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=clean | chosen, capture_output=True, check=True
-    )
-    said, faults = done.stdout.split()
-    assert said == str(kept).encode()
-    assert not kept or int(faults) < 100
-
-
-class Tempered(nn.Module):
-    """Scores times a number that is learned: a parameter without axes."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer, self.temperature = nn.Linear(4, 3), nn.Parameter(torch.tensor(0.5))
-
-    def forward(self, x):
-        return self.layer(x) * self.temperature.exp()
-
-
-def test_a_parameter_may_be_a_single_number():
-    net = Tempered()
-    model = LaneModel(net, cross_entropy)
-    x, y = torch.randn(6, 4), torch.arange(6) % 3
-    model.check(model.initial(), x, y)
-    named = model.layout.named(model.initial().expand(2, -1))
-    assert named["temperature"].shape == (2,)
-    assert torch.equal(model.layout.flat(named), model.initial().expand(2, -1))
-    real = torch.ones(1, 6, dtype=torch.bool)
-    found = model.gradients(model.initial()[None], x[None], y[None], real).written_out()[0]
-    for row in range(6):
-        loss = cross_entropy(net(x[row : row + 1]), y[row : row + 1]).sum()
-        alone = torch.autograd.grad(loss, list(net.parameters()))
-        assert torch.allclose(found[row], torch.cat([g.flatten() for g in alone]), atol=1e-6)

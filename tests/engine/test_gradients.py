@@ -241,3 +241,30 @@ class Last(nn.Module):
 
     def forward(self, x):
         return self.inner(x)[0][:, -1]
+
+
+class Tempered(nn.Module):
+    """Scores times a number that is learned: a parameter without axes."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.temperature = nn.Linear(4, 3), nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x):
+        return self.layer(x) * self.temperature.exp()
+
+
+def test_a_parameter_may_be_a_single_number():
+    net = Tempered()
+    model = LaneModel(net, cross_entropy)
+    x, y = torch.randn(6, 4), torch.arange(6) % 3
+    model.check(model.initial(), x, y)
+    named = model.layout.named(model.initial().expand(2, -1))
+    assert named["temperature"].shape == (2,)
+    assert torch.equal(model.layout.flat(named), model.initial().expand(2, -1))
+    real = torch.ones(1, 6, dtype=torch.bool)
+    found = model.gradients(model.initial()[None], x[None], y[None], real).written_out()[0]
+    for row in range(6):
+        loss = cross_entropy(net(x[row : row + 1]), y[row : row + 1]).sum()
+        alone = torch.autograd.grad(loss, list(net.parameters()))
+        assert torch.allclose(found[row], torch.cat([g.flatten() for g in alone]), atol=1e-6)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
+import platform
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -370,3 +374,27 @@ def test_the_correction_hook_sees_released_gradients_and_lane_state():
     pulled = train_round(model, x, y, start.expand(4, -1), lanes, 0, Entropy(), Limits(2, 8), pull)
     expected = plain.parameters - 0.5 * 0.5 * start
     assert torch.allclose(pulled.parameters, expected, atol=1e-6)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+@pytest.mark.parametrize(("chosen", "kept"), [({}, True), ({"GLIBC_TUNABLES": ""}, False)])
+def test_freed_memory_is_kept_unless_the_environment_has_chosen(chosen, kept):
+    """Then tensors like those before need no pages from the operating system."""
+    script = """if True:
+        import resource, torch
+        from udpfl.engine.allocation import keep_freed_memory
+        print(keep_freed_memory())
+        def faults():
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            several = [torch.ones(3 << 20) for _ in range(6)]
+            del several
+            return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+        print(min(faults() for _ in range(9)))
+    """
+    clean = {k: v for k, v in os.environ.items() if "MALLOC" not in k and k != "GLIBC_TUNABLES"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=clean | chosen, capture_output=True, check=True
+    )
+    said, faults = done.stdout.split()
+    assert said == str(kept).encode()
+    assert not kept or int(faults) < 100

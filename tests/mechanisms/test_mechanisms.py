@@ -18,7 +18,7 @@ from scipy.special import logsumexp
 from tests.conftest import Box, Logistic, Student, TwoHumps
 from tests.oracles import renyi_by_cells, renyi_by_quadrature
 from udpfl import Gaussian, InvalidInput, Laplace, Mechanism, Staircase, Tabulated
-from udpfl.mechanisms import arrays
+from udpfl.mechanisms import BUILT_IN, arrays
 
 MATRIX: list[Mechanism] = [
     Gaussian(1.3),
@@ -32,6 +32,10 @@ MATRIX: list[Mechanism] = [
     TwoHumps(0.5),
 ]
 N = 20_000
+
+
+def test_every_built_in_mechanism_is_in_the_matrix():
+    assert {type(mechanism) for mechanism in MATRIX} >= set(BUILT_IN.values())
 
 
 def distribution(mechanism: Mechanism):

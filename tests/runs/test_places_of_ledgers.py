@@ -18,7 +18,7 @@ from tests.small import blobs, linear
 from udpfl.accounting.events import PureDP
 from udpfl.cli import main
 from udpfl.errors import InvalidInput, LedgerError, LedgerUnavailable, Unsupported
-from udpfl.federation import simulation
+from udpfl.federation import setup
 from udpfl.ledger import file
 from udpfl.ledger.ledger import Ledger
 from udpfl.runs.folder import RunFolder
@@ -232,7 +232,7 @@ def test_a_place_without_a_ledger_is_noticed_before_anything(tmp_path, monkeypat
 
     (tmp_path / "folder").mkdir()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(simulation, "dataset_of", planned)
+    monkeypatch.setattr(setup, "dataset_of", planned)
     with pytest.raises(InvalidInput, match=re.escape(f"privacy.ledger: {said}")):
         train("run", ledger=place)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder"]

@@ -41,7 +41,6 @@ from udpfl.accounting.events import (
     leaves,
 )
 from udpfl.errors import Unsupported
-from udpfl.mechanisms import Gaussian
 from udpfl.mechanisms.arrays import Floats
 
 Curve = Callable[[Floats], Floats]
@@ -83,7 +82,7 @@ def _curve(leaf: Release | PureDP, releases: int, near: float) -> tuple[Curve, f
         return response, 0.0
     _check_pair(leaf)
     mechanism, sensitivity = leaf.mechanism, leaf.sensitivity
-    if isinstance(mechanism, Gaussian):
+    if mechanism.is_isotropic:
         shift = sensitivity.largest("l2")
         return lambda eps: mechanism.hockey_stick(eps, shift), 0.0
     bound, dimension = sensitivity.bound, sensitivity.coordinates
@@ -112,7 +111,7 @@ def _discretised(
 def _check_pair(release: Release) -> None:
     """Raise where no worst pair of output distributions is known."""
     mechanism, sensitivity = release.mechanism, release.sensitivity
-    if isinstance(mechanism, Gaussian):
+    if mechanism.is_isotropic:
         return
     if not mechanism.unimodal:
         raise Unsupported(

@@ -26,7 +26,6 @@ from udpfl.accounting.events import (
 )
 from udpfl.accounting.worst_case import worst_case
 from udpfl.errors import InvalidInput
-from udpfl.mechanisms import Gaussian, Staircase
 from udpfl.mechanisms.arrays import Floats
 
 TOPS = (64, 1024, 16384)
@@ -61,10 +60,8 @@ def log_moments(release: Release, top: int) -> Floats:
     every = np.arange(0.0, top + 1)
     mechanism, norm = release.mechanism, release.sensitivity.norm
     closed = mechanism.even_spread_is_worst and mechanism.one_coordinate_is_worst
-    if closed or (norm == "linf" and isinstance(mechanism, Staircase)):
-        knots = every[2:]
-    else:
-        knots = _knots(top)
+    closed = closed or (norm == "linf" and mechanism.is_closed_form)
+    knots = every[2:] if closed else _knots(top)
     at_knots = (knots - 1) * worst_case(mechanism, release.sensitivity, knots)
     moments = np.asarray(np.interp(every, np.append(1.0, knots), np.append(0.0, at_knots)))
     moments.setflags(write=False)
@@ -99,8 +96,8 @@ def _sampled(event: PoissonSampled, orders: Floats) -> Floats:
     # Between integers (a-1) RDP(a) is convex, so the chord is an upper bound; it vanishes at 1.
     chord = np.interp(orders, np.append(1.0, integer), np.append(0.0, (integer - 1) * at_integers))
     values: Floats = np.asarray(chord / (orders - 1))
-    if isinstance(inner, Release) and isinstance(inner.mechanism, Gaussian):
-        ratio = inner.sensitivity.largest("l2") / inner.mechanism.std
+    if isinstance(inner, Release) and inner.mechanism.is_isotropic:
+        ratio = inner.sensitivity.largest("l2") / inner.mechanism.noise_std
         fractional = (orders != np.floor(orders)) & (orders * ratio < 500)
         if ratio < 30 and np.any(fractional):
             exact = subsampling.gaussian_fractional(orders[fractional], ratio, rate)

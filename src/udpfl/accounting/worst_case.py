@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import singledispatch
 
 import numpy as np
 
 from udpfl.accounting.few_coordinates import MOST_COORDINATES, MOST_PERIODS, fewer_at_once
 from udpfl.accounting.staircase_vertices import staircase_vertices
 from udpfl.errors import Unsupported
-from udpfl.mechanisms import Gaussian, Mechanism, Staircase, Tabulated
+from udpfl.mechanisms import Mechanism, Staircase, Tabulated
 from udpfl.mechanisms.arrays import Floats
 from udpfl.sensitivity import Sensitivity
 
@@ -35,7 +36,7 @@ _LATTICE = math.log(1.004)
 def worst_case(mechanism: Mechanism, sensitivity: Sensitivity, orders: Floats) -> Floats:
     """Upper bound, at each finite order >= 1, on the Rényi divergence of one release."""
     column = np.asarray(orders, dtype=np.float64)
-    if isinstance(mechanism, Gaussian):
+    if mechanism.is_isotropic:
         return mechanism.renyi(column, sensitivity.largest("l2"))
     # Divergences do not change with the unit of length. Tables remember those at scale 1.
     if isinstance(mechanism, Tabulated):
@@ -55,21 +56,20 @@ def worst_case(mechanism: Mechanism, sensitivity: Sensitivity, orders: Floats) -
 
 def worst_loss(mechanism: Mechanism, sensitivity: Sensitivity) -> float:
     """The largest privacy loss of one release: epsilon of pure DP, inf where there is none."""
-    if isinstance(mechanism, Gaussian):
+    if not mechanism.has_pure_guarantee:
         return math.inf
     dimension = sensitivity.coordinates
-    if dimension > 1 and isinstance(mechanism, Staircase):
-        raise Unsupported(
-            "independent Staircase noise is pure-DP in one dimension only: with "
-            f"{dimension} coordinates each can cross a step, so even a tiny change costs up to "
-            f"{dimension} x decay; use laplace"
-        )
     if dimension == 1:
         return float(_largest_up_to(mechanism, sensitivity.bound, np.asarray([math.inf]))[0])
-    if not mechanism.one_coordinate_is_worst:
-        rate = mechanism.steepest  # |loss| <= rate * |v|_1
-    else:
-        rate = float(mechanism.renyi(math.inf, sensitivity.bound)) / sensitivity.bound
+    alone = float(mechanism.renyi(math.inf, sensitivity.bound))
+    single = mechanism.one_coordinate_is_worst
+    rate = alone / sensitivity.bound if single else mechanism.steepest  # |loss| <= rate * |v|_1
+    if math.isinf(rate) and math.isfinite(alone):
+        raise Unsupported(
+            f"independent {mechanism.name} noise is known to be pure-DP in one dimension only: the "
+            f"slope of its log-density has no bound, so with {dimension} coordinates even a tiny "
+            f"change of each may cost {dimension} x the loss of one; use laplace"
+        )
     return rate * sensitivity.largest("l1")
 
 
@@ -99,22 +99,32 @@ def _cells(mechanism: Mechanism, shifts: Floats, orders: Floats) -> Floats:
     return np.minimum(lipschitz, concentrated / 2)
 
 
+@singledispatch
 def _majorant(
     mechanism: Mechanism, bound: float, dimension: int, power: int, orders: Floats
 ) -> Floats:
-    """Upper bound on the worst case by the concave majorant at the even spread, per order."""
+    """Upper bound on the worst case by the concave majorant at the even spread, per order.
+
+    For any mechanism; one whose divergence has more structure may have a tighter one of its own.
+    """
     spread = bound / dimension ** (1 / power)
-    if isinstance(mechanism, Staircase):
-        vertices = staircase_vertices(mechanism, bound, spread, power, orders)
-        whole = dimension * hull_at(vertices.u, vertices.y, spread**power)
-        if dimension > MOST_COORDINATES or bound > MOST_PERIODS * mechanism.period:
-            return whole
-        return fewer_at_once(mechanism, vertices, bound, dimension, power, orders, whole)
     shifts = np.append(0.0, _shift_grid(min(spread / 32, bound / 2), bound, spread))
     cells = _cells(mechanism, shifts, orders)
     ends = np.broadcast_to(shifts**power, (len(orders), len(shifts)))
     u = np.concatenate([ends[:, :-1], ends[:, 1:]], axis=1)
     return dimension * hull_at(u, np.concatenate([cells, cells], axis=1), spread**power)
+
+
+@_majorant.register
+def _of_steps(
+    mechanism: Staircase, bound: float, dimension: int, power: int, orders: Floats
+) -> Floats:
+    spread = bound / dimension ** (1 / power)
+    vertices = staircase_vertices(mechanism, bound, spread, power, orders)
+    whole = dimension * hull_at(vertices.u, vertices.y, spread**power)
+    if dimension > MOST_COORDINATES or bound > MOST_PERIODS * mechanism.period:
+        return whole
+    return fewer_at_once(mechanism, vertices, bound, dimension, power, orders, whole)
 
 
 def _shift_grid(start: float, end: float, spread: float) -> Floats:

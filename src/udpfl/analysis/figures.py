@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from udpfl.analysis.errors import ErrorRow
 from udpfl.errors import InvalidInput
+from udpfl.mechanisms import PlotStyle
 
 if TYPE_CHECKING:
     from udpfl.analysis.between_runs import Connection
     from udpfl.analysis.extra_rounds import NetworkCurve, Study
 
 _COLOURS = ("#1f5fbf", "#d95f02", "#2a9d4a", "#8a3fa0", "#4b5563", "#b5176a", "#7a6200", "#0b7285")
-_NOISE = {"gaussian": "#1f77b4", "laplace": "#d95f02", "staircase": "#2a9d4a"}
 _DASHES = ("-", "--", "-.", ":")
 
 
@@ -87,15 +87,16 @@ def network_figure(curves: Sequence[NetworkCurve], path: Path) -> None:
     _drawn(path, (6.4, 4.2), draw)
 
 
-def error_figure(found: Mapping[str, Sequence[ErrorRow]], path: Path) -> None:
+def error_figure(
+    found: Mapping[str, Sequence[ErrorRow]], styles: Mapping[str, PlotStyle], path: Path
+) -> None:
     """Both errors against the number of releases: lines are formulas, marks are samples."""
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
         for name, rows in found.items():
-            colour = _NOISE.get(name, _COLOURS[3])
-            # Laplace and Staircase noise often coincide: the wider one shows behind the other.
-            width, alpha = (5.0, 0.45) if name == "laplace" else (1.5, 1.0)
+            style = styles[name]
+            colour, width, alpha = style.colour, style.width, style.alpha
             at = [row.releases for row in rows]
             lines = (("summed", "--", "s"), ("accumulated", "-", "o"))
             for (figure_, dash, mark), words in zip(lines, ("summed", "of the model"), strict=True):

@@ -25,7 +25,7 @@ from udpfl.audit.mechanism import check_trials
 from udpfl.audit.verdict import Verdict
 from udpfl.engine.noise import MechanismNoiser, Noiser
 from udpfl.engine.randomness import Key, PrivateStream, Words
-from udpfl.mechanisms import Gaussian, Mechanism
+from udpfl.mechanisms import Mechanism
 from udpfl.mechanisms.arrays import Floats, to_unit
 from udpfl.mechanisms.grid import SECOND_WORD, rounding_of
 
@@ -171,7 +171,7 @@ class _Lattice:
 
     def __init__(self, mechanism: Mechanism, noiser: Noiser) -> None:
         self._mechanism, self._noiser = mechanism, noiser
-        self._paired = isinstance(mechanism, Gaussian)
+        self._paired = mechanism.draws_pairs
 
     def passing(self, window: Window, trials: int, rng: np.random.Generator) -> tuple[int, int]:
         """How many noisy numbers pass for those of a first sum: around it, and around a second.

@@ -10,7 +10,6 @@ from udpfl.audit.worlds import Releases
 from udpfl.engine.noise import Noiser
 from udpfl.engine.randomness import PrivateStream
 from udpfl.errors import InvalidInput
-from udpfl.mechanisms import Gaussian
 
 _FEWEST = 100
 _FOR_THE_ESTIMATE = 0.2
@@ -46,7 +45,7 @@ def audit_releases(
         for present in (True, False)
     )
     tally, estimate, left = Tally.of(there, away), None, error
-    if isinstance(releases.mechanism, Gaussian) and releases.rate == 1:
+    if releases.mechanism.is_isotropic and releases.rate == 1:
         own = _FOR_THE_ESTIMATE * error
         hits, false = tally.at_least(0.0)
         estimate, left = gaussian_estimate(hits, trials, false, trials, delta, own), error - own

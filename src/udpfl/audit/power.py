@@ -20,7 +20,7 @@ from udpfl.audit.bounds import least_epsilon
 from udpfl.audit.tally import Counts, Tally, judged
 from udpfl.audit.verdict import POWER, finite
 from udpfl.audit.worlds import by_chance
-from udpfl.mechanisms import Gaussian, Laplace, Mechanism, Staircase
+from udpfl.mechanisms import Mechanism
 from udpfl.mechanisms.arrays import Floats
 
 SIMULATED = 300
@@ -32,7 +32,8 @@ _FARTHEST = 700.0
 """Scores beyond this are not told apart."""
 _FACTORS = (0.001, 0.01, 0.03, 0.06, *(k / 20 for k in range(2, 21)))
 """Parts of the claimed noise that are tried, before the largest that is caught is narrowed down."""
-_MOST_PIECES = 20_000
+_MOST_JUMPS = 5_000
+"""Jumps of a density between which the score is looked at one by one."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,7 @@ class TooLittleNoise:
 
     def _still_caught(self, number: int, epsilon: float, delta: float) -> bool:
         # A score that grows along the shift tells less noise apart the better.
-        if isinstance(self.mechanism, (Gaussian, Laplace)):
+        if self.mechanism.is_log_concave:
             return True
         return self.always_refuted(_FACTORS[number], epsilon, delta)
 
@@ -249,7 +250,7 @@ class TooLittleNoise:
     @cached_property
     def _sizes(self) -> list[tuple[float, int]]:
         """How large the canary's coordinates are, and how many of each size there are."""
-        if isinstance(self.mechanism, Gaussian):  # looks the same in all directions
+        if self.mechanism.is_isotropic:  # looks the same in all directions
             return [(float(np.linalg.norm(self.shift)), 1)]
         sizes, times = np.unique(np.abs(self.shift[self.shift != 0]), return_counts=True)
         if len(sizes) <= _LEVELS:
@@ -301,23 +302,15 @@ def refuted_always(
 def _pieces(real: Mechanism, scored: Mechanism, shift: float) -> tuple[Floats, Floats]:
     """Values of the noise, one from every piece on which the score hardly changes, and their
     probabilities, far into the tails."""
-    if isinstance(real, Staircase) and isinstance(scored, Staircase):
-        far = float(real.magnitude(np.array([1e-18]))[0]) + shift
-        if 16 * far / min(real.period, scored.period) < _MOST_PIECES:
-            # Between jumps of either density the score is one number: nothing is lost.
-            jumps = _jumps(scored, far)
-            edges = np.unique(np.concatenate([_jumps(real, far), jumps, jumps + shift]))
-            middle = (edges[1:] + edges[:-1]) / 2
-            mass = np.exp(real.log_density(middle)) * np.diff(edges)
-            return middle, mass / mass.sum()
+    far = float(real.magnitude(np.array([1e-18]))[0]) + shift
+    own, told = (noise.jumps(far, _MOST_JUMPS) for noise in (real, scored))
+    if own is not None and told is not None:
+        # Between jumps of either density the score is one number: nothing is lost.
+        edges = np.unique(np.concatenate([own, told, told + shift]))
+        middle = (edges[1:] + edges[:-1]) / 2
+        mass = np.exp(real.log_density(middle)) * np.diff(edges)
+        return middle, mass / mass.sum()
     tails = np.concatenate([np.linspace(1, 2**-12, 1 << 12), np.geomspace(2**-12, 1e-18, 500)[1:]])
     middle = np.sqrt(tails[:-1] * tails[1:])
     size, mass = np.asarray(real.magnitude(middle)), (tails[:-1] - tails[1:]) / 2
     return np.concatenate([-size, size]), np.concatenate([mass, mass]) / (2 * mass.sum())
-
-
-def _jumps(mechanism: Staircase, far: float) -> Floats:
-    """Where the density jumps, up to that far on either side."""
-    starts = np.arange(math.ceil(far / mechanism.period) + 1) * mechanism.period
-    right = np.concatenate([starts, starts + mechanism.split * mechanism.period])
-    return np.concatenate([-right, right])

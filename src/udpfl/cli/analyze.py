@@ -12,7 +12,7 @@ from rich.console import Console
 
 from udpfl.accounting import Accounting
 from udpfl.cli import analyze_tables as tables
-from udpfl.cli.options import Trust, trust_all
+from udpfl.cli.options import Trust, mechanism_option, trust_all
 from udpfl.cli.plan import check_plot
 from udpfl.errors import InvalidInput
 from udpfl.planning import plan
@@ -24,7 +24,6 @@ analyze = typer.Typer(
     name="analyze", help="Curves between models, convergence beside its bound, errors of noise."
 )
 
-Name = Literal["gaussian", "laplace", "staircase"]
 Json = Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")]
 Plot = Annotated[Path | None, typer.Option(help="Draw it (png, svg or pdf).", show_default=False)]
 Seed = Annotated[int, typer.Option(min=0, help="Decides every random draw.")]
@@ -118,7 +117,7 @@ def convergence(
         Literal["quadratic", "logistic"],
         typer.Option(help="Least squares or logistic regression, both with an l2 penalty."),
     ] = "quadratic",
-    mechanism: Annotated[Name, typer.Option(help="The noise.")] = "gaussian",
+    mechanism: Annotated[str, mechanism_option("The noise.")] = "gaussian",
     epsilon: Annotated[
         list[float] | None,
         typer.Option(
@@ -209,9 +208,7 @@ def error(
     epsilon: Annotated[float, typer.Option(help="Budget: epsilon of all releases together.")],
     rounds: Annotated[int, typer.Option(help="How many times noise is released.")],
     dimension: Annotated[int, typer.Option(help="Number of parameters.")],
-    mechanism: Annotated[
-        Literal["gaussian", "laplace", "staircase", "all"], typer.Option(help="The noise.")
-    ] = "all",
+    mechanism: Annotated[str, mechanism_option("The noise.", "all")] = "all",
     delta: Delta = 1e-5,
     sampling_rate: Rate = 1.0,
     clip: Annotated[float, typer.Option(help="Bound on one record's gradient.")] = 1.0,
@@ -267,7 +264,8 @@ def error(
         typer.echo(json.dumps(plain, indent=2))
     else:
         tables.errors(planned, found, accounting)
-    _draw(error_figure, found, plot)
+    styles = {row.mechanism: row.noise.plot_style for row in planned if row.noise is not None}
+    _draw(lambda rows, path: error_figure(rows, styles, path), found, plot)
 
 
 def _draw(figure: Callable[[Any, Path], None], found: Any, plot: Path | None) -> None:

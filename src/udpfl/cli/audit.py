@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from udpfl.accounting import Accountant, Accounting, Norm, Sensitivity
-from udpfl.cli.options import Trust, set_option, trust_all
+from udpfl.cli.options import Trust, mechanism_option, set_option, trust_all
 from udpfl.cli.plan import check_plot
 from udpfl.config import load
 from udpfl.errors import InvalidInput
-from udpfl.planning import plan
+from udpfl.planning import PlanRow, plan
 
 if TYPE_CHECKING:
-    from udpfl.audit import Verdict
+    from udpfl.audit import Releases, Verdict
 
 audit = typer.Typer(
     name="audit", help="Try to refute a claim: with adversaries, canaries and a second accountant."
 )
 
-Name = Literal["gaussian", "laplace", "staircase"]
 Json = Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")]
 Plot = Annotated[
     Path | None,
@@ -47,7 +46,7 @@ def _root(context: typer.Context) -> None:
 def mechanism(
     epsilon: Annotated[float, typer.Option(help="The claim: epsilon of all releases together.")],
     dimension: Annotated[int, typer.Option(help="Number of parameters.")],
-    mechanism: Annotated[Name, typer.Option(help="The noise.")] = "gaussian",
+    mechanism: Annotated[str, mechanism_option("The noise.")] = "gaussian",
     delta: Annotated[
         float, typer.Option(help="The claim: delta of all releases together; 0 for pure DP.")
     ] = 1e-5,
@@ -86,46 +85,45 @@ def mechanism(
 
     udpfl audit mechanism --mechanism laplace --epsilon 3 --dimension 500
     """
-    from udpfl.audit import Releases, audit_lattice, audit_releases
+    from udpfl.audit import Releases
     from udpfl.audit import canary as canary_of
-    from udpfl.audit.lattice import ROUNDING
 
     if plot is not None:
         check_plot(plot)
     shift = canary_of(canary, Sensitivity(clip, norm, dimension))
-    row = plan(
-        mechanism,
-        epsilon=epsilon,
-        delta=delta,
-        steps=steps,
-        sampling_rate=sampling_rate,
-        clip=clip,
-        norm=norm,
-        dimension=dimension,
-        accounting=accounting,
-        accountant=accountant,
-    ).best
-    assert row.noise is not None
-    assert row.statement is not None
-    claim = f"{mechanism}, {accounting} accounting, {canary} canary"
-    console = Console(stderr=True)
-    with console.status(Text(f"{2 * trials * steps * dimension:,} draws of {mechanism} noise")):
-        verdict = audit_releases(
-            Releases(row.noise, shift, steps, sampling_rate),
-            row.statement.epsilon,
-            delta,
-            claim=claim,
-            trials=trials,
+    planned = plan(
+        mechanism, epsilon=epsilon, delta=delta, steps=steps, sampling_rate=sampling_rate,
+        clip=clip, norm=norm, dimension=dimension, accounting=accounting, accountant=accountant,
+    ).best  # fmt: skip
+    assert planned.noise is not None
+    releases = Releases(planned.noise, shift, steps, sampling_rate)
+    claim = f"{accounting} accounting, {canary} canary"
+    with Console(stderr=True).status(
+        Text(f"{2 * trials * steps * dimension:,} draws of {planned.mechanism} noise")
+    ):
+        verdicts = _audited(planned, releases, claim, trials, error)
+    _say(verdicts, json_, plot)
+
+
+def _audited(
+    planned: PlanRow, releases: Releases, claim: str, trials: int, error: float
+) -> list[Verdict]:
+    """Verdicts on what is claimed of the noise, and on its rounding."""
+    from udpfl.audit import audit_lattice, audit_releases
+    from udpfl.audit.lattice import ROUNDING
+
+    name, statement, numbers = planned.mechanism, planned.statement, releases.shift.size
+    assert statement is not None
+    return [
+        audit_releases(
+            releases, statement.epsilon, statement.delta, claim=f"{name}, {claim}", trials=trials,
             error=error,
-        )
-        rounding = audit_lattice(
-            row.noise,
-            steps * dimension,
-            row.statement.epsilon,
-            claim=f"{mechanism}, {ROUNDING}",
-            error=error,
-        )
-    _say([verdict, rounding], json_, plot)
+        ),
+        audit_lattice(
+            releases.mechanism, releases.steps * numbers, statement.epsilon,
+            claim=f"{name}, {ROUNDING}", error=error,
+        ),
+    ]  # fmt: skip
 
 
 @audit.command()

@@ -26,11 +26,11 @@ from rich.table import Table
 
 from udpfl.cli.completion import one_of
 from udpfl.cli.options import DataDir
+from udpfl.data import BUILT_IN, source_of, sources
 from udpfl.data.checking import Finding, findings, presences
 from udpfl.data.fetching import Progress as Report
 from udpfl.data.fetching import fetch as download
 from udpfl.data.formats import Source
-from udpfl.data.sources import SOURCES, source_of
 from udpfl.errors import InvalidInput
 
 data = typer.Typer(help="Which data sets there are, whether their files are right, how to get one.")
@@ -54,7 +54,7 @@ def list_(data_dir: DataDir = None, json_: Json = False) -> None:
     udpfl data list --data-dir DATA
     """
     directory = _directory(data_dir)
-    rows = [_row(source, directory) for source in SOURCES.values()]
+    rows = [_row(source, directory) for source in sources().values()]
     if json_:
         typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
         return
@@ -67,7 +67,7 @@ def list_(data_dir: DataDir = None, json_: Json = False) -> None:
         for key in ("samples", "licence", "source"):
             if row[key]:
                 table.add_row("", key, escape(row[key]))
-        table.add_row("", "here", "\n".join(_here(row)))
+        table.add_row("", "here", source_of(row["name"]).anywhere or "\n".join(_here(row)))
         table.add_row()
     console = Console(emoji=False)
     console.print(table, highlight=False)
@@ -86,7 +86,7 @@ def check(
             metavar="[NAME]...",
             help="Only these data sets.",
             show_default=False,
-            autocompletion=one_of(SOURCES),
+            autocompletion=one_of(BUILT_IN),
         ),
     ] = None,
     data_dir: DataDir = None,
@@ -103,9 +103,9 @@ def check(
     directory = _directory(data_dir)
     if directory is not None and not directory.is_dir():
         raise InvalidInput("data_dir", f"there is no folder {str(directory)!r}")
-    sources = [source_of(name) for name in names] if names else list(SOURCES.values())
-    rows = [row for source in sources for row in _checked(source, directory)]
-    absent = [source.name for source in sources if not _usable(source, directory)]
+    wanted = [source_of(name) for name in names or BUILT_IN]
+    rows = [row for source in wanted for row in _checked(source, directory)]
+    absent = [source.name for source in wanted if not _usable(source, directory)]
     if json_:
         typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
     else:
@@ -125,7 +125,7 @@ def fetch(
         typer.Argument(
             metavar="NAME",
             help="The data set, as in `data list`.",
-            autocompletion=one_of(SOURCES),
+            autocompletion=one_of(BUILT_IN),
         ),
     ],
     data_dir: DataDir = None,
@@ -203,9 +203,7 @@ def _here(row: dict[str, Any]) -> Iterator[str]:
             yield f"[yellow]incomplete[/]: {where}, {len(presence['missing'])} missing"
         else:
             yield f"[green]yes[/]: {where}"
-    if row["name"] == "table":
-        yield "wherever data.options.path says"
-    elif not row["here"]:
+    if not row["here"]:
         verb = "gets" if row["fetch"] else "says how to get"
         yield f"[yellow]no[/]: `udpfl data fetch {row['name']} --data-dir DIR` {verb} it"
 

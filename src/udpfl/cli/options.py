@@ -14,9 +14,11 @@ from typing import Annotated, Any
 
 import typer
 
-from udpfl.cli.completion import assignments
+from udpfl.cli.completion import assignments, one_of
 from udpfl.config.documents import known_keys
 from udpfl.config.explaining import SYNONYMS, nearest
+from udpfl.mechanisms import BUILT_IN as MECHANISMS
+from udpfl.plugins import offered
 from udpfl.plugins import trust as trust_place
 
 DataDir = Annotated[
@@ -44,6 +46,26 @@ def trust_all(places: Sequence[str] | None) -> None:
 def set_option(help: str) -> Any:
     """`--set KEY=VALUE`, with what it is good for in this verb."""
     return typer.Option("--set", metavar="KEY=VALUE", help=help, autocompletion=assignments)
+
+
+def mechanism_option(help: str, *words: str) -> Any:
+    """`--mechanism`: a built-in one, one of these words, or one's own by its place."""
+
+    def names() -> list[str]:
+        return [*MECHANISMS, *words]
+
+    def check(value: str) -> str:
+        if ":" in value or value in names() or value in offered("mechanisms"):
+            return value
+        known = ", ".join(names())
+        raise typer.BadParameter(f"{value!r} is not one of {known}, nor module:Name of one's own")
+
+    return typer.Option(
+        metavar=f"<{'|'.join(names())}|module:Name>",
+        help=help,
+        callback=check,
+        autocompletion=lambda incomplete: one_of(names())(incomplete),
+    )
 
 
 def overrides_of(set_: Sequence[str] | None, data_dir: Path | None) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -13,22 +13,25 @@ from rich.text import Text
 
 from udpfl.accounting import Accountant, Accounting, Norm
 from udpfl.accounting.statement import shown
+from udpfl.cli.options import mechanism_option
 from udpfl.errors import InvalidInput, Unsupported
 from udpfl.figures import dimensions, noise_figure
 from udpfl.harmonizer import Rank
-from udpfl.mechanisms import Mechanism
+from udpfl.mechanisms import BUILT_IN, Mechanism
 from udpfl.planning import Plan
 from udpfl.planning import plan as make_plan
-
-MechanismName = Literal["gaussian", "laplace", "staircase", "auto", "all"]
 
 
 def plan(
     epsilon: Annotated[float, typer.Option(help="Budget: epsilon of all releases together.")],
     steps: Annotated[int, typer.Option(help="How many times noise is released.")],
     mechanism: Annotated[
-        MechanismName,
-        typer.Option(help="One mechanism, 'auto' for the best, 'all' for the ranking."),
+        str,
+        mechanism_option(
+            "One mechanism, 'auto' for the best, 'all' for the ranking, or one's own by its place.",
+            "auto",
+            "all",
+        ),
     ] = "auto",
     delta: Annotated[
         float,
@@ -76,6 +79,8 @@ def plan(
 
     udpfl plan --mechanism all --epsilon 4 --steps 100 --dimension 10 --json
     """
+    if plot is not None:
+        check_plot(plot)
     options: dict[str, Any] = {
         "steps": steps,
         "delta": delta,
@@ -87,8 +92,6 @@ def plan(
         "accountant": accountant,
         "rank": rank,
     }
-    if plot is not None:
-        check_plot(plot)
     try:
         rows = make_plan(mechanism, epsilon=epsilon, **options)
     except Unsupported as reason:
@@ -99,12 +102,18 @@ def plan(
     else:
         show(rows, Console())
     if plot is not None:
-        with Console(stderr=True).status("calibrating every mechanism over a range of epsilon"):
-            try:
-                noise_figure(plot, epsilon, options)
-            except OSError as error:
-                raise InvalidInput("plot", f"cannot write {plot}: {error.strerror}") from None
-        typer.echo(f"wrote {plot}", err=True)
+        _draw(plot, rows, options)
+
+
+def _draw(plot: Path, rows: Plan, options: dict[str, Any]) -> None:
+    """Write the figure of every built-in mechanism, and of the planned one if it is one's own."""
+    own = [row.noise for row in rows if row.noise and row.mechanism not in BUILT_IN]
+    with Console(stderr=True).status("calibrating every mechanism over a range of epsilon"):
+        try:
+            noise_figure(plot, rows.setting.epsilon, options, own)
+        except OSError as error:
+            raise InvalidInput("plot", f"cannot write {plot}: {error.strerror}") from None
+    typer.echo(f"wrote {plot}", err=True)
 
 
 def check_plot(path: Path) -> None:

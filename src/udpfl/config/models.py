@@ -114,8 +114,8 @@ class PrivacyConfig(Section):
 
     mechanism: Text | Annotated[list[Text], Several] = Field(
         default="auto",
-        description="gaussian, laplace, staircase, package.module:Class, 'auto' for the one that "
-        "needs least noise, or 'none' for no privacy.",
+        description="A built-in mechanism such as laplace, package.module:Class, 'auto' for the "
+        "built-in one that needs least noise, or 'none' for no privacy.",
     )
     epsilon: Positive | Annotated[list[Positive], Several] = Field(
         default=8.0, description="Budget of each client over all rounds: epsilon."

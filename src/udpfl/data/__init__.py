@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from udpfl.data import cifar10, medical_mnist, mnist, mnist5k, table, utkface, wind
+from udpfl.data.formats import Source
 from udpfl.data.options import alternatives
 from udpfl.data.own import as_dataset
 from udpfl.data.partition import Partition, partition, sizes_are_public
@@ -41,11 +42,28 @@ def load(
     options: Mapping[str, Any] | None = None,
 ) -> DataSet:
     """Load a built-in data set by name."""
+    loader = _loader(name)
+    return loader(seed=seed, directory=directory, test=test, options=options or {})
+
+
+def source_of(name: str) -> Source:
+    """What is known of a built-in data set before it is read."""
+    loader = _loader(name)
+    said = (loader.__doc__ or "").partition("\n")[0]
+    return getattr(loader, "source", None) or Source(name, said)
+
+
+def sources() -> dict[str, Source]:
+    """What is known of every built-in data set, by its name in `data.name`."""
+    return {name: source_of(name) for name in BUILT_IN}
+
+
+def _loader(name: str) -> Loader:
     if name not in BUILT_IN:
         raise InvalidInput(
             "data.name", f"unknown data set {name!r}; {alternatives(name, BUILT_IN)}"
         )
-    return BUILT_IN[name](seed=seed, directory=directory, test=test, options=options or {})
+    return BUILT_IN[name]
 
 
 __all__ = [
@@ -54,10 +72,13 @@ __all__ = [
     "Loader",
     "Partition",
     "Records",
+    "Source",
     "Task",
     "as_dataset",
     "load",
     "partition",
     "sizes_are_public",
+    "source_of",
+    "sources",
     "split",
 ]

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from udpfl.data.coded import arrays, decoded
+from udpfl.data.formats import Download, Format, Source, described_by, md5, sha256
 from udpfl.data.images import folders, not_found, scaled
 from udpfl.data.options import known
 from udpfl.data.pickled import unpickled
@@ -45,7 +46,72 @@ _LONGEST = 64 * 2**20  # bytes of a batch, which has 30 MB
 Batch = tuple[Array, Array]
 """Pixels [n, 3, 32, 32] and labels [n], both as bytes."""
 
+_COMPACT = Format(  # sums computed from the compact files
+    "compact npz",
+    tuple(
+        (sha256(f"{batch}.npz", digest),)
+        for batch, digest in (
+            ("data_batch_1", "6d684feb785fa328e2c82137c3d9550270f5fb0384a45d39693fd77c4c86782b"),
+            ("data_batch_2", "17b02593a648f64b49ffc07bb759f7b476ad942e4f2c517b4092c9f7dfbd23c9"),
+            ("data_batch_3", "eeba1a5714e758cc2b49dca9e987b6f82637f3fbd7065e7e2744f2a89e096790"),
+            ("data_batch_4", "5fe8ec19e937e7c0eef4ab9f516d82327afc5614da0ff344b630539a0c97bfce"),
+            ("data_batch_5", "17fc10056584abe79162f93fb0cb9b64a9124ff5eff916a383d98451a9806bba"),
+            ("test_batch", "9b30599234424341f60a0750326466e61fdeead4433afe5639873ad775962129"),
+        )
+    ),
+)
+# The sums of the archives stand on the home page.
+_BINARY_ARCHIVE = md5("cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530", 170_052_171)
+_PYTHON_ARCHIVE = md5("cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a", 170_498_071)
+_BINARY = Format(
+    "binary version",
+    # Computed from the decoded compact files, and the same in several public build scripts.
+    tuple(
+        (md5(f"cifar-10-batches-bin/{batch}.bin", digest, 30_730_000),)
+        for batch, digest in (
+            ("data_batch_1", "5dd7e06a14cb22eb9f671a540d1b7c25"),
+            ("data_batch_2", "5ea93a67294ea407fff1d09f752e9692"),
+            ("data_batch_3", "942cd6a4bcdd0dd3c604fbe906cb4421"),
+            ("data_batch_4", "ae636b3ba5c66a11e91e8cb52e771fcb"),
+            ("data_batch_5", "53f37980c15c3d472c316c40844f3f0d"),
+            ("test_batch", "803d5f7f4d78ea53de84dbe85f74fb6d"),
+        )
+    ),
+    (Download(_BINARY_ARCHIVE, ("https://www.cs.toronto.edu/~kriz",), unpacked=200_000_000),),
+)
+_PYTHON = Format(  # sums in torchvision
+    "Python version",
+    tuple(
+        (md5(f"cifar-10-batches-py/{batch}", digest),)
+        for batch, digest in (
+            ("data_batch_1", "c99cafc152244af753f735de768cd75f"),
+            ("data_batch_2", "d4bba439e000b95fd0a9bffe97cbabec"),
+            ("data_batch_3", "54ebc095f3ab1f0389bbae665268c751"),
+            ("data_batch_4", "634d18415352ddfa80567beed471001a"),
+            ("data_batch_5", "482c414d41f54cd18b22e5b47cb7c3cb"),
+            ("test_batch", "40351d587109b95175f43aff81a1287e"),
+        )
+    ),
+)
+SOURCE = Source(
+    name="cifar10",
+    title="CIFAR-10, small colour photographs",
+    samples="50,000 + 10,000 test, RGB 32×32, 10 classes",
+    licence="none stated; research with citation is customary",
+    homepage="www.cs.toronto.edu/~kriz/cifar.html",
+    citation="A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009",
+    folder="cifar10",
+    formats=(
+        _COMPACT,
+        _BINARY,
+        _PYTHON,
+        Format("binary version, packed", ((_BINARY_ARCHIVE,),)),
+        Format("Python version, packed", ((_PYTHON_ARCHIVE,),)),
+    ),
+)
 
+
+@described_by(SOURCE)
 def load(*, seed: int, directory: Path | None, test: float, options: Mapping[str, Any]) -> DataSet:
     """The six batches in `directory`, or in a folder cifar10 inside it.
 

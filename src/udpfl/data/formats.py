@@ -1,9 +1,17 @@
-"""What a data set consists of on disk and on the web: files, formats, checksums, downloads."""
+"""What a data set consists of on disk and on the web: files, formats, checksums, downloads.
+
+Each data set describes itself in its own file. A checksum is written there only where it can be
+compared with something: the publisher or a widely used library names it, or it was computed from
+the compact files whose contents were checked against independent copies. Comments say which.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, TypeVar
+
+_Load = TypeVar("_Load", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -24,6 +32,16 @@ class File:
     name: str
     checksum: Checksum | None = None
     size: int | None = None
+
+
+def md5(name: str, digest: str, size: int | None = None) -> File:
+    """A file with its MD5 sum."""
+    return File(name, Checksum("md5", digest), size)
+
+
+def sha256(name: str, digest: str) -> File:
+    """A file with its SHA-256 sum."""
+    return File(name, Checksum("sha256", digest))
 
 
 @dataclass(frozen=True)
@@ -67,12 +85,14 @@ class Source:
 
     name: str
     title: str
-    samples: str
-    licence: str
-    homepage: str
-    citation: str
+    samples: str = ""
+    licence: str = ""
+    homepage: str = ""
+    citation: str = ""
     folder: str = ""
     """Its place in the data directory; empty where it is not read from there."""
+    anywhere: str = ""
+    """What decides where its files lie, if that is not the data directory."""
     also: tuple[str, ...] = ()
     """Further names of its folder, as archives unpack."""
     formats: tuple[Format, ...] = ()
@@ -85,3 +105,13 @@ class Source:
     def fetched(self) -> Format | None:
         """The format that a download gives, if there is one."""
         return next((form for form in self.formats if form.downloads), None)
+
+
+def described_by(source: Source) -> Callable[[_Load], _Load]:
+    """Put the description of a data set on the function that loads it, as `source`."""
+
+    def describe(load: _Load) -> _Load:
+        load.source = source  # type: ignore[attr-defined]
+        return load
+
+    return describe

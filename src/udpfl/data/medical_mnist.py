@@ -24,6 +24,7 @@ import numpy as np
 
 from udpfl.data import pictures
 from udpfl.data.coded import arrays
+from udpfl.data.formats import Download, Format, Pictures, Source, described_by, md5, sha256
 from udpfl.data.images import data_set, folders, not_found, side
 from udpfl.data.options import known
 from udpfl.data.records import Array, DataSet
@@ -32,7 +33,57 @@ from udpfl.errors import InvalidInput
 CLASSES = ("AbdomenCT", "BreastMRI", "CXR", "ChestCT", "Hand", "HeadCT")
 OPTIONS = ("size", "duplicates")
 
+_COUNTS = (
+    ("AbdomenCT", 10_000),
+    ("BreastMRI", 8_954),
+    ("CXR", 10_000),
+    ("ChestCT", 10_000),
+    ("Hand", 10_000),
+    ("HeadCT", 10_000),
+)
+SOURCE = Source(
+    name="medical-mnist",
+    title="Medical MNIST (MedNIST), X-ray, CT and MRI images",
+    samples="58,954 grey, 6 classes, seeded split",
+    licence="CC BY-SA 4.0",
+    homepage="github.com/apolanco3225/Medical-MNIST-Classification",
+    citation=(
+        "MedNIST, B. J. Erickson (Mayo Clinic), from TCIA, the RSNA bone age challenge and the NIH "
+        "chest X-ray set"
+    ),
+    folder="medical_mnist",
+    also=("MedNIST",),
+    formats=(
+        Format(
+            "compact npz",  # sum computed from the compact file
+            (
+                (
+                    sha256(
+                        "medical_mnist_28x28.npz",
+                        "925ff5665431c40b433a4d2a92cc99396be12717155949d06af41ebc00410fde",
+                    ),
+                ),
+            ),
+        ),
+        Format(
+            "a folder per class",
+            tuple((Pictures(name, count),) for name, count in _COUNTS),
+            (
+                Download(
+                    md5("MedNIST.tar.gz", "0bc7306e7427e00ad1c5526a6677552d"),  # sum in MONAI
+                    (
+                        "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1",
+                    ),
+                    unpacked=500_000_000,
+                    inside="MedNIST",
+                ),
+            ),
+        ),
+    ),
+)
 
+
+@described_by(SOURCE)
 def load(*, seed: int, directory: Path | None, test: float, options: Mapping[str, Any]) -> DataSet:
     """Pictures [1, size, size] in `directory` or a folder medical_mnist inside it, `test` held out.
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from udpfl.data.formats import Download, Format, Source, described_by, md5
 from udpfl.data.options import known
 from udpfl.data.records import Array, DataSet, Records
 from udpfl.errors import InvalidInput
@@ -21,7 +22,51 @@ from udpfl.errors import InvalidInput
 _IMAGES, _LABELS = 2051, 2049
 _MEAN, _STD = 0.1307, 0.3081  # published constants, so that scaling learns nothing from the data
 
+# The sums of the .gz files are in torchvision and many others; those of the contents in the README
+# of the compact files. Sizes are those of files with the right sums.
+_FILES = (
+    (
+        md5("train-images-idx3-ubyte.gz", "f68b3c2dcbeaaa9fbdd348bbdeb94873", 9_912_422),
+        md5("train-images-idx3-ubyte", "6bbc9ace898e44ae57da46a324031adb"),
+    ),
+    (
+        md5("train-labels-idx1-ubyte.gz", "d53e105ee54ea40749a09fcbcd1e9432", 28_881),
+        md5("train-labels-idx1-ubyte", "a25bea736e30d166cdddb491f175f624"),
+    ),
+    (
+        md5("t10k-images-idx3-ubyte.gz", "9fb629c4189551a2d022fa330f9573f3", 1_648_877),
+        md5("t10k-images-idx3-ubyte", "2646ac647ad5339dbf082846283269ea"),
+    ),
+    (
+        md5("t10k-labels-idx1-ubyte.gz", "ec29112dd5afa0611ce80d1b7f02629c", 4_542),
+        md5("t10k-labels-idx1-ubyte", "27ae3e4e09519cfbb04c329615203637"),
+    ),
+)
+# The original address no longer serves them. The first mirror is torchvision's, the second the one
+# of TensorFlow's tutorials.
+_MIRRORS = (
+    "https://ossci-datasets.s3.amazonaws.com/mnist",
+    "https://storage.googleapis.com/cvdf-datasets/mnist",
+)
+SOURCE = Source(
+    name="mnist",
+    title="MNIST, handwritten digits",
+    samples="60,000 + 10,000 test, grey 28×28, 10 classes",
+    licence="usually stated as CC BY-SA 3.0",
+    homepage="yann.lecun.com/exdb/mnist",
+    citation="Y. LeCun, C. Cortes, C. Burges, The MNIST database of handwritten digits",
+    folder="mnist",
+    formats=(
+        Format(
+            "IDX",
+            _FILES,
+            tuple(Download(gzipped, _MIRRORS) for gzipped, _ in _FILES),
+        ),
+    ),
+)
 
+
+@described_by(SOURCE)
 def load(*, seed: int, directory: Path | None, test: float, options: Mapping[str, Any]) -> DataSet:
     """The files train-* and t10k-* in `directory`, or in a folder mnist inside it.
 

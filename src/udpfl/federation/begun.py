@@ -28,7 +28,8 @@ class Begun:
         plans = [ReleasePlan.from_row(row) for row in folder.clients]
         identity = folder.identity
         _require_same_model(plans, dimension)
-        _require_same_data(plans, identity.fingerprints or fingerprints, fingerprints)
+        begun = fingerprints if identity.fingerprints is None else identity.fingerprints
+        _require_same_data(plans, begun, fingerprints)
         shared = identity.ledger
         path = Path(shared) if shared else folder.ledger
         return cls(folder, plans, identity.id, path, bool(shared))

@@ -271,13 +271,15 @@ class _Calibration:
 
 
 def _require_pure(mechanisms: Sequence[str | Mechanism], budgets: Sequence[Budget]) -> None:
-    pairs = zip(mechanisms, budgets, strict=True)
-    if any(name == "gaussian" and budget.delta == 0 for name, budget in pairs):
-        raise InvalidInput(
-            "privacy.delta",
-            "0 asks for pure DP, and gaussian noise has no pure-DP guarantee: set it above 0, such "
-            "as 1e-5, or privacy.mechanism to laplace",
-        )
+    """Refuse a delta of zero for noise that has no pure-DP guarantee."""
+    for wanted, budget in zip(mechanisms, budgets, strict=True):
+        kind = BUILT_IN.get(wanted) if isinstance(wanted, str) else wanted  # None: "auto"
+        if budget.delta == 0 and kind is not None and not kind.has_pure_guarantee:
+            raise InvalidInput(
+                "privacy.delta",
+                f"0 asks for pure DP, and {kind.name} noise has no pure-DP guarantee: set it above "
+                "0, such as 1e-5, or privacy.mechanism to laplace",
+            )
 
 
 def _warn_of_delta(drafts: Sequence[ReleasePlan], privacy: PrivacyConfig) -> None:

@@ -9,20 +9,19 @@ so never finds it; see docs/mathematics.md, section 8.)
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 from udpfl.accounting.accountant import account
 from udpfl.accounting.events import Event
 from udpfl.accounting.statement import PrivacyStatement
 from udpfl.errors import Infeasible, InvalidInput
-from udpfl.harmonizer.levels import Family, family_of, least_level
+from udpfl.harmonizer.levels import built_in, by_rdp, family_of, least_level
 from udpfl.harmonizer.setting import Setting
-from udpfl.harmonizer.staircase_shape import best_staircase
-from udpfl.mechanisms import Mechanism
+from udpfl.mechanisms import Family, Mechanism, Rank
 
-Rank = Literal["l2", "l1"]
-"""Which expected error counts: root mean square, or mean absolute."""
+_COARSE = 3e-4  # tolerance of the noise level while a shape is searched for
 
 
 @dataclass(frozen=True)
@@ -43,15 +42,43 @@ def calibrate(mechanism: str | Mechanism, setting: Setting, rank: Rank = "l2") -
     """The smallest noise of one kind that keeps the budget.
 
     `mechanism` is a name, or an instance whose shape is kept and whose scale is adjusted. Under
-    vector accounting "staircase" also chooses period and split, to make the error named by `rank`
-    (l2: variance, l1: expected absolute value) small; scalar accounting keeps period = clip and the
-    default split, as the paper does.
+    vector accounting a name also chooses the shape, where the mechanism has several (the period and
+    split of "staircase"), to make the error named by `rank` (l2: variance, l1: expected absolute
+    value) small; scalar accounting keeps its usual one (period = clip, as in the paper).
     """
     if rank not in get_args(Rank):
         raise InvalidInput("rank", f"must be l2 or l1, got {rank!r}")
-    if mechanism == "staircase" and setting.accounting == "vector":
-        return calibrate_family(best_staircase(setting, rank), setting)
-    return calibrate_family(family_of(mechanism, setting.sensitivity.bound), setting)
+    if isinstance(mechanism, str) and setting.accounting == "vector":
+        family = built_in(mechanism).tuned_family(_ShapeSearch(setting, rank))
+    else:
+        family = family_of(mechanism, setting.sensitivity.bound)
+    return calibrate_family(family, setting)
+
+
+@dataclass(frozen=True)
+class _ShapeSearch:
+    """What a mechanism may ask while it searches for its best shape."""
+
+    setting: Setting
+    rank: Rank
+
+    @property
+    def clip(self) -> float:
+        return self.setting.sensitivity.bound
+
+    @property
+    def shift(self) -> float:
+        sensitivity = self.setting.sensitivity
+        if sensitivity.norm == "l2":
+            return sensitivity.bound / math.sqrt(sensitivity.coordinates)
+        return sensitivity.bound
+
+    @property
+    def is_pure(self) -> bool:
+        return self.setting.delta == 0
+
+    def least_level(self, family: Family, guess: float | None = None) -> float:
+        return by_rdp(family, self.setting, _COARSE, guess)
 
 
 def calibrate_family(family: Family, setting: Setting) -> Calibrated:

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from udpfl.errors import Infeasible, Unsupported
-from udpfl.harmonizer.calibrate import Calibrated, Rank, calibrate
+from udpfl.harmonizer.calibrate import Calibrated, calibrate
 from udpfl.harmonizer.setting import Setting
-from udpfl.mechanisms import BUILT_IN, Mechanism
+from udpfl.mechanisms import BUILT_IN, Mechanism, Rank
 
 log = logging.getLogger(__name__)
 
@@ -25,24 +25,23 @@ class Choice:
 
     def error(self, rank: Rank) -> float:
         """Expected error per coordinate: root mean square (l2) or mean absolute (l1)."""
-        if self.calibrated is None:
-            return math.inf
-        noise = self.calibrated.mechanism
-        return noise.noise_std if rank == "l2" else noise.mean_abs
+        return math.inf if self.calibrated is None else self.calibrated.mechanism.error(rank)
 
 
 def choose(
     setting: Setting,
-    mechanisms: Iterable[str | Mechanism] = tuple(BUILT_IN),
+    mechanisms: Iterable[str | Mechanism] | None = None,
     rank: Rank = "l2",
 ) -> list[Choice]:
-    """All mechanisms, least expected error first; impossible ones last, with the reason.
+    """All of the mechanisms, least expected error first; impossible ones last, with the reason.
+
+    They are the built-in ones unless given.
 
     Every coordinate gets the same noise, so ranking by one coordinate's error ranks by the expected
     l1 or squared l2 error of the whole release.
     """
     choices = []
-    for mechanism in mechanisms:
+    for mechanism in BUILT_IN if mechanisms is None else mechanisms:
         name = mechanism if isinstance(mechanism, str) else mechanism.name
         try:
             choices.append(Choice(name, calibrate(mechanism, setting, rank), ""))
@@ -59,10 +58,11 @@ def _explained(choice: Choice, best: Choice, setting: Setting, rank: Rank, alone
     if choice.calibrated is None or best.calibrated is None:
         return choice
     measure = "standard deviation" if rank == "l2" else "mean absolute noise"
+    reason = _reason(choice.calibrated.mechanism, setting)
     if alone:
-        text = _reason(choice.name, setting)
+        text = reason
     elif choice is best:
-        text = f"least {measure} for this release. {_reason(choice.name, setting)}"
+        text = f"least {measure} for this release. {reason}"
     else:
         extra = choice.error(rank) / best.error(rank) - 1
         more = f"{extra:.1%} more" if extra >= 5e-4 else "practically the same"
@@ -70,31 +70,13 @@ def _explained(choice: Choice, best: Choice, setting: Setting, rank: Rank, alone
         mine, other = (c.calibrated.statement.accountant for c in (choice, best) if c.calibrated)
         if mine != other:
             text = text[:-2] + f", in part because {other} is a tighter accountant than {mine}. "
-        text += _reason(choice.name, setting)
+        text += reason
     return Choice(choice.name, choice.calibrated, text)
 
 
-def _reason(name: str, setting: Setting) -> str:
-    sensitivity = setting.sensitivity
+def _reason(mechanism: Mechanism, setting: Setting) -> str:
     if setting.accounting == "scalar":
         return "Scalar accounting bounds one coordinate, not the gradient: nominal only."
     if setting.delta == 0:
         return "Pure DP (delta = 0)."
-    if name == "gaussian":
-        if sensitivity.norm == "linf":
-            return "Its cost grows with the l2 norm, the square root of the dimension under linf."
-        return "Its cost depends on the l2 norm alone, whatever the dimension."
-    if name not in BUILT_IN:
-        return "Accounted numerically for the worst gradient."
-    if sensitivity.dimension == 1:
-        return "In one dimension its bounded privacy loss pays from a moderate epsilon on."
-    if sensitivity.norm == "linf":
-        return "Under linf every coordinate may move by the whole clip at once."
-    if sensitivity.norm == "l1":
-        return "Under l1 the worst gradient is a single coordinate, so the dimension is free."
-    if name == "laplace":
-        return (
-            "Against a gradient spread over many coordinates it needs up to 1.41 x the standard "
-            "deviation of Gaussian noise under the same accountant."
-        )
-    return "Its jumps force a period below the shift of one coordinate, close to Laplace."
+    return mechanism.explain(setting.sensitivity.norm, setting.sensitivity.dimension)

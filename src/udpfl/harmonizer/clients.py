@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from udpfl.errors import InvalidInput, Unsupported
-from udpfl.harmonizer.calibrate import Calibrated, Rank, calibrate
+from udpfl.harmonizer.calibrate import Calibrated, calibrate
 from udpfl.harmonizer.choose import choose
 from udpfl.harmonizer.setting import Setting
-from udpfl.mechanisms import Mechanism
+from udpfl.mechanisms import Mechanism, Rank
 
 
 @dataclass(frozen=True)

@@ -10,33 +10,24 @@ from udpfl.accounting import loss_distribution, pure, rdp
 from udpfl.accounting.filter import Filter
 from udpfl.errors import Infeasible, InvalidInput, Unsupported
 from udpfl.harmonizer.setting import Setting
-from udpfl.mechanisms import Gaussian, Laplace, Mechanism, Staircase
-from udpfl.mechanisms.staircase import LARGEST_DECAY
+from udpfl.mechanisms import BUILT_IN, Family, Mechanism
 
 log = logging.getLogger(__name__)
-
-Family = Callable[[float], Mechanism]
-"""A mechanism for every noise level: more noise for a larger argument."""
 
 _TOLERANCE = 1e-4  # of the noise level, on the private side
 
 
-def named_family(name: str, clip: float) -> Family:
-    """The built-in mechanisms by name; a level is roughly the standard deviation over the clip."""
-    match name:
-        case "gaussian":
-            return lambda level: Gaussian(level * clip)
-        case "laplace":
-            return lambda level: Laplace(level * clip / math.sqrt(2))
-        case "staircase":
-            return lambda level: Staircase(min(math.sqrt(2) / level, LARGEST_DECAY), clip)
-    raise InvalidInput("mechanism", f"must be gaussian, laplace or staircase, got {name!r}")
+def built_in(name: str) -> type[Mechanism]:
+    """The class of a built-in mechanism; a name that is none raises."""
+    if name not in BUILT_IN:
+        raise InvalidInput("mechanism", f"must be one of {', '.join(BUILT_IN)}, got {name!r}")
+    return BUILT_IN[name]
 
 
 def family_of(mechanism: str | Mechanism, clip: float) -> Family:
     """A built-in family by name, or all scalings of one mechanism, level 1 with std = clip."""
     if isinstance(mechanism, str):
-        return named_family(mechanism, clip)
+        return built_in(mechanism).family(clip)
     if isinstance(mechanism, Mechanism):
         return mechanism.scaled(clip / mechanism.noise_std).scaled
     raise InvalidInput("mechanism", f"must be a name or a mechanism, got {mechanism!r}")

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -25,6 +25,50 @@ def positive(name: str, value: float) -> None:
         raise InvalidInput(name, f"must be a number, got {value!r}")
     if not (math.isfinite(value) and value > 0):
         raise InvalidInput(name, f"must be a finite number above 0, got {value!r}")
+
+
+Rank = Literal["l2", "l1"]
+"""Which expected error counts: root mean square, or mean absolute."""
+
+
+class PlotStyle(NamedTuple):
+    """How the lines of a mechanism are drawn, in the words of matplotlib."""
+
+    colour: str = "#8a3fa0"
+    marker: str = "D"
+    dash: str = ":"
+    width: float = 1.5
+    alpha: float = 1.0
+
+
+Family = Callable[[float], "Mechanism"]
+"""A mechanism for every noise level: more noise for a larger argument."""
+
+
+class ShapeSearch(Protocol):
+    """What a search for the best shape may ask of the release that the noise is for."""
+
+    @property
+    def clip(self) -> float:
+        """The bound on one record's gradient."""
+
+    @property
+    def shift(self) -> float:
+        """How far one coordinate moves in the worst gradient for Laplace-like noise."""
+
+    @property
+    def is_pure(self) -> bool:
+        """Whether the budget asks for pure DP (delta = 0)."""
+
+    def least_level(self, family: Family, guess: float | None = None) -> float:
+        """About the smallest private level of a family by Rényi accounting; may raise `Infeasible`.
+
+        `guess` is a level to start from.
+        """
+
+    @property
+    def rank(self) -> Rank:
+        """Which expected error is to be small."""
 
 
 def _frozen(value: Any) -> Any:
@@ -43,17 +87,34 @@ def _frozen(value: Any) -> Any:
 class Mechanism(ABC):
     """Additive noise with a density symmetric about zero.
 
-    The class attributes are claims about the shape of the divergence. Each is proved in
+    Class attributes up to `has_pure_guarantee` are claims about the noise. Each is proved in
     docs/mathematics.md for the mechanisms that set it, and each lets the accountant replace a
     numerical worst case by a closed form. A subclass that claims nothing is accounted numerically.
-    To define noise of your own, subclass `Tabulated`, not this.
+    `summary`, `plot_style` and `explain` are for people; `family` and `tuned_family` are what
+    calibration searches. To define noise of your own, subclass `Tabulated`, not this.
     """
 
     name: ClassVar[str]
+    """What configurations, the command line and stored events call it."""
+    is_isotropic: ClassVar[bool] = False
+    """Looks the same in all directions: a gradient counts by its l2 norm alone, in any dimension.
+    Independent noise of this kind is Gaussian (Maxwell's theorem)."""
     even_spread_is_worst: ClassVar[bool] = False
     """D(sqrt(u)) is concave in u at every order: under l2 the worst gradient is spread evenly."""
     one_coordinate_is_worst: ClassVar[bool] = False
     """D(s) is convex in s at every order: under l1 the worst gradient is a single coordinate."""
+    is_closed_form: ClassVar[bool] = False
+    """`renyi` is exact and cheap, so that it may be asked for at every order."""
+    is_log_concave: ClassVar[bool] = False
+    """The logarithm of the density is concave: the privacy loss of a shift is monotone."""
+    draws_pairs: ClassVar[bool] = False
+    """`draw` turns pairs of numbers into pairs of values, as Box and Muller do."""
+    has_pure_guarantee: ClassVar[bool] = True
+    """False where the privacy loss of a shift has no bound, whatever the parameters: there is no
+    epsilon at delta = 0."""
+    summary: ClassVar[str] = ""
+    """What the noise is and what it is good for, in a sentence for tables."""
+    plot_style: ClassVar[PlotStyle] = PlotStyle()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -115,6 +176,10 @@ class Mechanism(ABC):
         """Standard deviation of one coordinate."""
         return math.sqrt(self.variance)
 
+    def error(self, rank: Rank) -> float:
+        """Expected error of one coordinate: root mean square (l2) or mean absolute (l1)."""
+        return self.noise_std if rank == "l2" else self.mean_abs
+
     @abstractmethod
     def magnitude(self, tail: Any) -> Any:
         """The x >= 0 with P(|noise| > x) = tail, for numpy arrays or torch tensors in (0, 1]."""
@@ -122,6 +187,33 @@ class Mechanism(ABC):
     @abstractmethod
     def scaled(self, factor: float) -> Self:
         """The mechanism whose noise is `factor` times this one's."""
+
+    @classmethod
+    def family(cls, clip: float) -> Family:
+        """The noises of this kind that calibration searches: about `level * clip` is their std.
+
+        By default all scalings of the one with scale 1, which is the first parameter.
+        """
+        make: Any = cls
+        unit: Mechanism = make(1.0)
+        return unit.scaled(clip / unit.noise_std).scaled
+
+    @classmethod
+    def tuned_family(cls, search: ShapeSearch) -> Family:
+        """The family of the shape that suits a release best; there is one shape by default."""
+        return cls.family(search.clip)
+
+    @classmethod
+    def explain(cls, norm: str, dimension: int | None) -> str:
+        """Why this noise costs what it costs, for gradients that are clipped in this norm."""
+        return "Accounted numerically for the worst gradient."
+
+    def jumps(self, far: float, most: int) -> Floats | None:
+        """Where the density jumps, up to that far on either side, if it is constant in between.
+
+        None for any other density, and where there would be more than `most` of them.
+        """
+        return None
 
     @abstractmethod
     def renyi(self, order: ArrayLike, shift: ArrayLike) -> Floats:

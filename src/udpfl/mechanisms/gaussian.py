@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 from udpfl.mechanisms.arrays import Floats, box_muller_in_place, normal_quantile
-from udpfl.mechanisms.base import Mechanism, positive
+from udpfl.mechanisms.base import Mechanism, PlotStyle, positive
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,15 @@ class Gaussian(Mechanism):
     std: float
 
     name: ClassVar[str] = "gaussian"
+    is_isotropic: ClassVar[bool] = True
     even_spread_is_worst: ClassVar[bool] = True
     one_coordinate_is_worst: ClassVar[bool] = True
+    is_closed_form: ClassVar[bool] = True
+    is_log_concave: ClassVar[bool] = True
+    draws_pairs: ClassVar[bool] = True
+    has_pure_guarantee: ClassVar[bool] = False
+    summary: ClassVar[str] = "normal noise; the least for gradients of many coordinates"
+    plot_style: ClassVar[PlotStyle] = PlotStyle("#1f77b4", "o", "-")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -42,6 +49,12 @@ class Gaussian(Mechanism):
     def rounding(self) -> float:
         """Two numbers are off together: counted as if each were so by the root of two."""
         return 2.25
+
+    @classmethod
+    def explain(cls, norm: str, dimension: int | None) -> str:
+        if norm == "linf":
+            return "Its cost grows with the l2 norm, the square root of the dimension under linf."
+        return "Its cost depends on the l2 norm alone, whatever the dimension."
 
     def log_density(self, x: ArrayLike) -> Floats:
         z = np.asarray(x, dtype=np.float64) / self.std

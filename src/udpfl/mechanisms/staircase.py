@@ -12,7 +12,8 @@ from scipy.special import logsumexp
 
 from udpfl.errors import InvalidInput, Unsupported
 from udpfl.mechanisms.arrays import Floats, namespace
-from udpfl.mechanisms.base import Mechanism, positive
+from udpfl.mechanisms.base import Family, Mechanism, PlotStyle, ShapeSearch, positive
+from udpfl.mechanisms.laplace import Laplace
 
 LARGEST_DECAY = 600.0  # beyond it e^{-decay} leaves the range of floating point
 
@@ -70,6 +71,9 @@ class Staircase(Mechanism):
     """Fraction of each period on the higher step; 1 / (1 + e^{decay/2}) unless given."""
 
     name: ClassVar[str] = "staircase"
+    is_closed_form: ClassVar[bool] = True
+    summary: ClassVar[str] = "steps around zero; the least for a single number under pure DP"
+    plot_style: ClassVar[PlotStyle] = PlotStyle("#2a9d4a", "^", "-.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -83,6 +87,24 @@ class Staircase(Mechanism):
             raise InvalidInput("split", f"must lie between 0 and 1, got {self.split!r}")
         if self.split < 1e-150:  # a step too thin for floating point is no step
             object.__setattr__(self, "split", 0.0)
+
+    @classmethod
+    def family(cls, clip: float) -> Family:
+        """Those with period = clip and the default split, as in the paper."""
+        return lambda level: cls(min(math.sqrt(2) / level, LARGEST_DECAY), clip)
+
+    @classmethod
+    def tuned_family(cls, search: ShapeSearch) -> Family:
+        """Those of the period and split with the least error."""
+        from udpfl.mechanisms.staircase_shape import best_staircase
+
+        return best_staircase(search)
+
+    @classmethod
+    def explain(cls, norm: str, dimension: int | None) -> str:
+        if norm == "l2" and dimension != 1:
+            return "Its jumps force a period below the shift of one coordinate, close to Laplace."
+        return Laplace.explain(norm, dimension)
 
     @property
     def _high_share(self) -> float:
@@ -186,6 +208,13 @@ class Staircase(Mechanism):
         fractions = np.unique(np.mod([0.0, self.split, 1 - self.split, 2 * self.split], 1.0))
         shifts = np.unique((periods[:, None] + fractions) * self.period)
         return np.asarray(shifts[(shifts > 0) & (shifts < limit)])
+
+    def jumps(self, far: float, most: int) -> Floats | None:
+        if 4 * far / self.period > most:
+            return None
+        starts = np.arange(math.ceil(far / self.period) + 1) * self.period
+        right = np.concatenate([starts, starts + self.split * self.period])
+        return np.concatenate([-right, right])
 
     def hockey_stick(self, epsilon: ArrayLike, shift: float) -> Floats:
         """Exact: the privacy loss takes finitely many values."""

@@ -1,10 +1,10 @@
-"""Which staircase: the period and split that give the least error for one setting.
+"""Which staircase: the period and split that give the least error for one release.
 
 The paper's split 1/(1+e^{decay/2}) is best for one pure-DP release. Under Rényi accounting the best
 period divides the shift of a coordinate and the best split is 1 (steps exactly where a shifted copy
 of the noise has its own); in high dimension the period has to shrink further, until Staircase noise
-turns into Laplace noise. The search uses the Rényi accountant; whatever it finds is calibrated and
-certified afterwards like any other shape.
+turns into Laplace noise. The search asks for levels by the Rényi accountant; whatever it finds is
+calibrated and certified afterwards like any other shape.
 """
 
 from __future__ import annotations
@@ -14,37 +14,32 @@ import math
 from scipy.optimize import minimize_scalar
 
 from udpfl.errors import Infeasible
-from udpfl.harmonizer.levels import Family, by_rdp, named_family
-from udpfl.harmonizer.setting import Setting
-from udpfl.mechanisms import Staircase
-from udpfl.mechanisms.staircase import LARGEST_DECAY
-from udpfl.sensitivity import Sensitivity
+from udpfl.mechanisms.base import Family, Rank, ShapeSearch
+from udpfl.mechanisms.laplace import Laplace
+from udpfl.mechanisms.staircase import LARGEST_DECAY, Staircase
 
 _BEYOND = 1 + 1e-6
 """How far beyond the clip a step lies. A run moves its sums by less than the clip, rounding
 included (`engine.clipping.ROUNDING`); this is for clips that others compute, in float32."""
-_COARSE = 3e-4  # tolerance of the noise level during the search
 _DIVISORS = (16, 12, 8, 6, 5, 4, 3, 2, 1)  # periods tried, as parts of the shift of one coordinate
 _DEFAULT, _HALF, _FULL = -1.0, 0.5, 1.0  # splits tried
 
 
-def best_staircase(setting: Setting, rank: str) -> Family:
+def best_staircase(search: ShapeSearch) -> Family:
     """A family of equal period and split whose smallest private member has little error."""
-    clip = setting.sensitivity.bound
-    if setting.delta == 0:
+    clip, shift, rank = search.clip, search.shift, search.rank
+    if search.is_pure:
         return lambda level: _pure_shape(min(math.sqrt(2) / level, LARGEST_DECAY), clip, rank)
-    level = by_rdp(named_family("laplace", clip), setting, _COARSE)
-    shift = _typical_shift(setting.sensitivity)
+    level = search.least_level(Laplace.family(clip))
 
     def error(divisor: int, split: float) -> float:
         nonlocal level
         family = _steps(_BEYOND * shift / divisor, split, clip)
         try:
-            level = by_rdp(family, setting, _COARSE, guess=level)
+            level = search.least_level(family, level)
         except Infeasible:  # such a wide step cannot be that little noise
             return math.inf
-        noise = family(level)
-        return noise.noise_std if rank == "l2" else noise.mean_abs
+        return family(level).error(rank)
 
     if shift == clip:  # evaluating is cheap, and more than one shape may be locally best
         tried = [(error(n, split), n, split) for n in _DIVISORS for split in (_FULL, _DEFAULT)]
@@ -60,13 +55,6 @@ def best_staircase(setting: Setting, rank: str) -> Family:
     return _steps(_BEYOND * shift / divisor, split, clip)
 
 
-def _typical_shift(sensitivity: Sensitivity) -> float:
-    """How far one coordinate moves in the worst gradient for Laplace-like noise."""
-    if sensitivity.norm == "l2":
-        return sensitivity.bound / math.sqrt(sensitivity.coordinates)
-    return sensitivity.bound
-
-
 def _steps(period: float, split: float, clip: float) -> Family:
     """All staircases of one period and split, by level of noise in units of the clip."""
 
@@ -77,7 +65,7 @@ def _steps(period: float, split: float, clip: float) -> Family:
     return at
 
 
-def _pure_shape(decay: float, clip: float, rank: str) -> Staircase:
+def _pure_shape(decay: float, clip: float, rank: Rank) -> Staircase:
     """The best split for pure DP, where period = clip is optimal (Geng et al. 2015, Theorem 1)."""
     if rank == "l1":
         return Staircase(decay, _BEYOND * clip)
