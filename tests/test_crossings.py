@@ -148,14 +148,16 @@ NOISE["logistic"] = Logistic(0.8)
 def _any_noise_will_do():
     """How much of it fits a budget is tested elsewhere, and takes its time."""
 
+    def calibrated(own):
+        noise = NOISE[getattr(own.mechanism, "name", own.mechanism)]
+        return SimpleNamespace(mechanism=noise, event=own.setting.event(noise))
+
     def harmonize(wanted):
         largest = max(client.setting.epsilon for client in wanted)
         return [
             SimpleNamespace(
                 client=own,
-                calibrated=SimpleNamespace(
-                    mechanism=NOISE[getattr(own.mechanism, "name", own.mechanism)]
-                ),
+                calibrated=calibrated(own),
                 penalty=1 - own.setting.epsilon / largest,
             )
             for own in wanted

@@ -89,3 +89,16 @@ def test_a_plan_that_is_not_what_was_calibrated_is_refused(monkeypatch):
     )
     with pytest.raises(AssertionError, match="not what was calibrated"):
         plan_releases(config, [30, 30], schedule, 10, algorithm)
+
+
+def test_a_plan_with_other_noise_than_was_calibrated_is_refused(monkeypatch):
+    """As many releases, but with half the noise."""
+    config = load({"data": {"clients": 2}, "training": {"rounds": 3}})
+    algorithm, schedule = algorithm_of(config), draw_schedule(config)
+
+    def quieter(mechanism, *rest):
+        return Release(mechanism.scaled(0.5), *rest)
+
+    monkeypatch.setattr(calibration, "Release", quieter)
+    with pytest.raises(AssertionError, match="not what was calibrated"):
+        plan_releases(config, [30, 30], schedule, 10, algorithm)

@@ -131,6 +131,35 @@ def test_a_round_goes_through_the_stages_and_the_method():
     assert (own.round, own.measure()) == (1, {"noted": 1})
 
 
+class Scaled(Stage):
+    """Multiplies updates, and notes the model beside which it saw them."""
+
+    def __init__(self, factor, hides=False):
+        self.factor, self.hides_participation, self.seen = factor, hides, []
+
+    def receive(self, round_, server, messages):
+        values = [float(own.tensors["update"]) for own in messages]
+        self.seen.append((server["model"].tolist(), values))
+        return [message(self.factor * value, own.client) for value, own in zip(values, messages)]
+
+
+def test_stages_receive_in_their_order_before_the_method_aggregates():
+    first, second = Scaled(10.0), Scaled(0.5)
+    own = Server(fedavg.FedAvg(ServerStep()), torch.zeros(1), [first, second])
+    assert own.receive(1, [message(1.0), message(3.0, "b")]) == [message(5.0), message(15.0, "b")]
+    assert own.model.tolist() == [10.0]
+    own.receive(2, [message(1.0)])
+    assert first.seen == [([0.0], [1.0, 3.0]), ([10.0], [1.0])]
+    assert second.seen == [([0.0], [10.0, 30.0]), ([10.0], [10.0])]
+
+
+def test_one_stage_is_enough_to_hide_who_took_part():
+    method = fedavg.FedAvg(ServerStep())
+    for hides in ([], [False, False], [True, False], [False, True]):
+        own = Server(method, torch.zeros(1), [Scaled(1.0, each) for each in hides])
+        assert own.hides_participation == any(hides)
+
+
 def test_a_server_goes_on_from_its_state():
     own, later = server(Noted()), server(Noted())
     own.receive(1, [message(2.0)])

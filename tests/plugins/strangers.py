@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 import udpfl
 from udpfl.algorithms import FedAvg
+from udpfl.federation import Stage
 from udpfl.models.logistic import Logistic as build
 Path({marker!r}).touch()
 
@@ -27,6 +28,9 @@ class Noise(udpfl.Gaussian):
     name = "strange"
 
 class Method(FedAvg):
+    pass
+
+class Cap(Stage):
     pass
 
 def load(*, seed, directory, test, options):

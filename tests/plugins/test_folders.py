@@ -71,20 +71,21 @@ def test_participants_import_nothing_in_a_report_or_an_audit(stranger, finished)
 
 
 NAMES = {
-    "model.name": ('name = "logistic"', "{}:build"),
-    "data.name": ('name = "tests.plugins.test_folders:load_blobs"', "{}:load"),
-    "training.algorithm": ('algorithm = "fedavg"', "{}:Method"),
-    "privacy.mechanism": ('mechanism = "gaussian"', "{}:Noise"),
+    "model.name": ('name = "logistic"', 'name = "{}"', "build"),
+    "data.name": ('name = "tests.plugins.test_folders:load_blobs"', 'name = "{}"', "load"),
+    "training.algorithm": ('algorithm = "fedavg"', 'algorithm = "{}"', "Method"),
+    "training.stages": ("stages = []", 'stages = ["{}"]', "Cap"),
+    "privacy.mechanism": ('mechanism = "gaussian"', 'mechanism = "{}"', "Noise"),
 }
 
 
 @pytest.mark.parametrize("key", NAMES)
 def test_the_configuration_in_a_run_folder_imports_nothing(elsewhere, finished, key):
-    stranger, (old, new) = elsewhere, NAMES[key]
-    place = new.format(stranger.module)
+    stranger, (old, new, name) = elsewhere, NAMES[key]
+    place = f"{stranger.module}:{name}"
     text = (finished / "config.toml").read_text()
     assert text.count(old) == 1
-    (finished / "config.toml").write_text(text.replace(old, f'{old.split(" = ")[0]} = "{place}"'))
+    (finished / "config.toml").write_text(text.replace(old, new.format(place)))
     uses = (
         lambda: udpfl.run(resume=finished),
         lambda: audit_run(finished, canaries=0, trials=1000),

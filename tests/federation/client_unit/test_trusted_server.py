@@ -120,6 +120,17 @@ def test_every_round_has_a_noise_of_its_own(tmp_path):
     assert abs(np.corrcoef(first, second)[0, 1]) < 6 / np.sqrt(500)
 
 
+def test_the_noise_of_a_round_is_what_clients_planned_for_it():
+    release = Release(udpfl.Gaussian(3.0), udpfl.Sensitivity(1.0, "l2", 5), "client")
+    plan = ReleasePlan(
+        "a", 10, 1.0, 3, 1, release, factors=(4.0, 2.0, 1.0), asked=(1, 2, 3), participation=0.5
+    )
+    noise = sum_noise([plan, replace(plan, name="b")])
+    assert [noise.at(round_) for round_ in (1, 2, 3)] == [plan.at(r).release for r in (1, 2, 3)]
+    assert [noise.at(round_).mechanism.std for round_ in (1, 2, 3)] == [12.0, 6.0, 3.0]
+    assert (noise.clients, noise.participation) == (2, 0.5)
+
+
 def test_after_a_crash_the_same_noise_is_used_again(tmp_path):
     folder = RunFolder.create(tmp_path / "run")
     release = Release(udpfl.Gaussian(1.0), udpfl.Sensitivity(1.0, "l2", 50), "client")
