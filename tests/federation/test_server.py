@@ -140,7 +140,10 @@ class Scaled(Stage):
     def receive(self, round_, server, messages):
         values = [float(own.tensors["update"]) for own in messages]
         self.seen.append((server["model"].tolist(), values))
-        return [message(self.factor * value, own.client) for value, own in zip(values, messages)]
+        return [
+            message(self.factor * value, own.client)
+            for value, own in zip(values, messages, strict=True)
+        ]
 
 
 def test_stages_receive_in_their_order_before_the_method_aggregates():

@@ -52,9 +52,10 @@ def test_no_line_of_metrics_is_lost_between_line_and_checkpoint(federate, tmp_pa
         return append(self, row)
 
     append = RunFolder.append_metrics
-    with monkeypatch.context() as patched, pytest.raises(PowerCut):
+    with monkeypatch.context() as patched:
         patched.setattr(RunFolder, "append_metrics", stop)
-        federate(SEEDED)
+        with pytest.raises(PowerCut):
+            federate(SEEDED)
     result = udpfl.run(resume=tmp_path / "run-0", data=blobs(), model=network())
     lines = [json.loads(line) for line in RunFolder(result.folder).metrics.read_text().splitlines()]
     assert [line["round"] for line in lines] == [1, 2, 3]
@@ -69,5 +70,5 @@ def test_a_run_begins_anew_only_if_no_round_was_charged(federate, tmp_path, priv
     folder = tmp_path / "run-0"
     for checkpoint in (folder / "checkpoints").iterdir():
         checkpoint.unlink()
-    with pytest.raises(LedgerError, match="no checkpoint .* charged already"):
+    with pytest.raises(LedgerError, match=r"no checkpoint .* charged already"):
         udpfl.run(resume=folder, data=blobs(), model=network())
