@@ -355,13 +355,6 @@ def test_random_words_must_be_signed_64_bit():
         Laplace(1.0).from_uniform(np.asarray([-0.2, 0.5]))
 
 
-def test_gaussian_from_normal():
-    torch = pytest.importorskip("torch")
-    z = np.random.default_rng(3).standard_normal(1000)
-    np.testing.assert_allclose(Gaussian(1.7).from_normal(z), 1.7 * z)
-    assert Gaussian(1.7).from_normal(torch.ones(2)).dtype == torch.float32
-
-
 def test_a_mechanism_without_a_name_is_called_after_its_class():
     @dataclass(frozen=True)
     class Bump(Tabulated):

@@ -97,9 +97,5 @@ class Gaussian(Mechanism):
         box_muller_in_place(signed[..., :half], signed[..., half : 2 * half], self.std)
         return signed
 
-    def from_normal(self, z: Any) -> Any:
-        """Noise from standard normal draws, the fastest way on every device."""
-        return self.std * z
-
     def scaled(self, factor: float) -> Self:
         return self._rescaled(factor, "std")
