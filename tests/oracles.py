@@ -9,15 +9,6 @@ import numpy as np
 from scipy.special import logsumexp
 
 
-def staircase_log_density(x: mp.mpf, decay: float, period: float, split: float) -> mp.mpf:
-    """Straight from the definition, in arbitrary precision."""
-    decay, period, split = mp.mpf(decay), mp.mpf(period), mp.mpf(split)
-    height = (1 - mp.e**-decay) / (2 * period * (split + mp.e**-decay * (1 - split)))
-    y = abs(x) / period
-    whole = mp.floor(y)
-    return mp.log(height) - decay * (whole + (1 if y - whole >= split else 0))
-
-
 def renyi_by_cells(
     log_density: Callable[[np.ndarray], np.ndarray], edges: np.ndarray, order: float, shift: float
 ) -> float:

@@ -229,8 +229,7 @@ def test_the_table_of_methods_says_what_was_measured() -> None:
 def test_the_page_about_methods_quotes_the_result_file() -> None:
     found = methods.RESULTS / "methods.json"
     page = methods.DOCUMENT.read_text()
-    if found.exists():
-        assert tables.filled(page, "methods", methods.table(methods.known(found))) == page
+    assert tables.filled(page, "methods", methods.table(methods.known(found))) == page
 
 
 @pytest.mark.slow
