@@ -42,19 +42,17 @@ def test_observers_see_a_line_of_metrics_once_its_round_is_safe(federate):
 
 def test_no_line_of_metrics_is_lost_between_line_and_checkpoint(federate, tmp_path, monkeypatch):
     """The line comes first: a round without a checkpoint runs again, and its line is replaced."""
-
-    def cut(*_):
-        raise PowerCut
+    append = RunFolder.append_metrics
 
     def stop(self, row):
         if row["round"] == 2:
-            cut()
-        return append(self, row)
+            raise PowerCut
+        append(self, row)
 
-    append = RunFolder.append_metrics
-    with monkeypatch.context() as patched, pytest.raises(PowerCut):
-        patched.setattr(RunFolder, "append_metrics", stop)
+    monkeypatch.setattr(RunFolder, "append_metrics", stop)
+    with pytest.raises(PowerCut):
         federate(SEEDED)
+    monkeypatch.undo()
     result = udpfl.run(resume=tmp_path / "run-0", data=blobs(), model=network())
     lines = [json.loads(line) for line in RunFolder(result.folder).metrics.read_text().splitlines()]
     assert [line["round"] for line in lines] == [1, 2, 3]
@@ -69,5 +67,5 @@ def test_a_run_begins_anew_only_if_no_round_was_charged(federate, tmp_path, priv
     folder = tmp_path / "run-0"
     for checkpoint in (folder / "checkpoints").iterdir():
         checkpoint.unlink()
-    with pytest.raises(LedgerError, match="no checkpoint .* charged already"):
+    with pytest.raises(LedgerError, match=r"no checkpoint .* charged already"):
         udpfl.run(resume=folder, data=blobs(), model=network())
