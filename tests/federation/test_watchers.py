@@ -52,7 +52,7 @@ def test_no_line_of_metrics_is_lost_between_line_and_checkpoint(federate, tmp_pa
     monkeypatch.setattr(RunFolder, "append_metrics", stop)
     with pytest.raises(PowerCut):
         federate(SEEDED)
-    monkeypatch.undo()
+    monkeypatch.setattr(RunFolder, "append_metrics", append)
     result = udpfl.run(resume=tmp_path / "run-0", data=blobs(), model=network())
     lines = [json.loads(line) for line in RunFolder(result.folder).metrics.read_text().splitlines()]
     assert [line["round"] for line in lines] == [1, 2, 3]
