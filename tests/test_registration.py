@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import runpy
-from collections import ChainMap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ from udpfl.algorithms import FedAvg
 from udpfl.cli.app import app
 from udpfl.cli.completion import values
 from udpfl.data.formats import Source, described_by
-from udpfl.federation import names
 from udpfl.mechanisms import PlotStyle
 
 TABLES = runpy.run_path(str(Path(__file__).parent.parent / "docs" / "tables.py"))["TABLES"]
@@ -98,9 +96,6 @@ def _registered(monkeypatch, tmp_path, one_thread):
     monkeypatch.setitem(algorithms.BUILT_IN, "registered-mean", Mean)
     monkeypatch.setitem(data.BUILT_IN, "registered-blobs", blobs)
     monkeypatch.setitem(models.BUILT_IN, "registered-line", line)
-    # Made from the registry when its module was imported, before this test.
-    known = ChainMap({"auto": "auto"}, mechanisms.BUILT_IN)
-    monkeypatch.setitem(names._BUILT_IN, "mechanisms", known)
     monkeypatch.setattr("udpfl.running.write_report", lambda *_: None)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")

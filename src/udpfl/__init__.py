@@ -1,4 +1,4 @@
-"""UDP-FL: differentially private federated learning with any noise and a number that is true."""
+"""UDP-FL: differentially private federated learning with any noise, and proved accounting."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -306,7 +306,7 @@ def test_fedprox_says_when_its_pull_has_no_effect(caplog):
             BUILT_IN["fedprox"](ServerStep(), mu=mu).agree(Terms(3, 3, 4, steps, lambda _: 0.1))
         assert not caplog.records
         BUILT_IN["fedprox"](ServerStep(), mu=0.5).agree(Terms(3, 3, 4, 1, lambda _: 0.1))
-    assert "fedprox pulls nobody with training.local_steps = 1" in caplog.text
+    assert "fedprox has no effect with training.local_steps = 1" in caplog.text
 
 
 def test_adaptive_servers_warn_of_a_rate_that_is_hardly_meant(caplog):

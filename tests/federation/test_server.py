@@ -138,9 +138,12 @@ class Scaled(Stage):
         self.factor, self.hides_participation, self.seen = factor, hides, []
 
     def receive(self, round_, server, messages):
-        values = {own.client: float(own.tensors["update"]) for own in messages}
-        self.seen.append((server["model"].tolist(), [*values.values()]))
-        return [message(self.factor * value, client) for client, value in values.items()]
+        values = [float(own.tensors["update"]) for own in messages]
+        self.seen.append((server["model"].tolist(), values))
+        return [
+            message(self.factor * value, own.client)
+            for value, own in zip(values, messages, strict=True)
+        ]
 
 
 def test_stages_receive_in_their_order_before_the_method_aggregates():

@@ -81,17 +81,6 @@ def is_sealed(place):
     return not place.name.startswith("unsealed")
 
 
-@pytest.fixture(scope="module")
-def own(tmp_path_factory):
-    """A finished run on its own ledger."""
-    return train(tmp_path_factory.mktemp("own") / "run", epsilon=[1.0, 2.0, 4.0])
-
-
-@pytest.fixture
-def run(own, tmp_path):
-    return Path(shutil.copytree(own, tmp_path / "run"))
-
-
 def state_of(folder, statements):
     """Let summary and model state these statements, and fit them to each other."""
     most = largest(statements.values())

@@ -121,8 +121,8 @@ def test_delta_is_the_chance_of_the_truth_and_not_of_a_larger_loss(runs, epsilon
     page = visible(run_page(replace(run, summary=replace(run.summary, privacy=privacy))))
     assert "except with probability" not in page
     assert (
-        "they learn no more than someone who, with probability δ = 10⁻⁵ (1 in 100,000), is told "
-        "the truth outright, and otherwise gets one randomised answer, by which the odds change by "
+        "they learn no more than someone who, with probability δ = 10⁻⁵ (1 in 100,000), sees "
+        "the data itself, and otherwise sees one randomised answer, by which the odds change by "
         f"at most a factor of e ε = {factor(epsilon)}."
     ) in page
     assert page.count("the odds change") == 1

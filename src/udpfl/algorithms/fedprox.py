@@ -70,8 +70,8 @@ class FedProx(Algorithm):
         if terms.local_steps == 1 and self.mu:
             # A step from the model that was sent has nothing to be pulled back from.
             log.warning(
-                "%s pulls nobody with training.local_steps = 1: mu = %g acts from the second local "
-                "step on",
+                "%s has no effect with training.local_steps = 1: mu = %g acts from the second "
+                "local step on",
                 self.name,
                 self.mu,
             )

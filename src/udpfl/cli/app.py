@@ -24,7 +24,7 @@ from udpfl.config import Config
 from udpfl.errors import BudgetExceeded, InvalidInput, UdpflError
 
 app = typer.Typer(
-    help="Differentially private federated learning with any noise and a number that is true.",
+    help="Differentially private federated learning with any noise, and proved accounting.",
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )

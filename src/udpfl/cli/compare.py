@@ -67,7 +67,7 @@ def compare(
         ),
     ] = None,
 ) -> None:
-    """Run a grid of settings with several seeds each, and compare what comes of it.
+    """Run a grid of settings with several seeds each, and compare the results.
 
     The same command again goes on where it stopped, and a larger grid uses the runs that are
     there. Exit code 1 when a run failed; the others are run all the same.

@@ -68,7 +68,10 @@ def allowed(field: Mapping[str, Any], noun: str = "a {}") -> str:
         case {"const": value}:
             return f'"{value}"'
         case {"pattern": pattern}:
-            return f"text that fits {pattern.removeprefix('^(').removesuffix(')$')}"
+            choices = (
+                pattern.removeprefix("^(").removesuffix(")$").replace("[0-9]+", "N").split("|")
+            )
+            return " or ".join(f'"{own}"' for own in choices)
         case {"type": "string"}:
             return "text"
         case {"type": "boolean"}:

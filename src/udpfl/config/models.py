@@ -69,7 +69,7 @@ class DataConfig(Section):
     )
     task: Literal["classification", "regression"] | None = Field(
         default=None,
-        description="What the targets are; told from them if not set.",
+        description="The kind of the targets; if not set, it follows from their type.",
         examples=["classification"],
     )
     block: Text | None = Field(
@@ -160,8 +160,8 @@ class PrivacyConfig(Section):
     pace_ratio: float = Field(
         default=2.0,
         ge=1,
-        description="increasing, decaying: noise of the most sparing round over that of the most "
-        "generous.",
+        description="increasing, decaying: the noise of the round that has most of it over that of "
+        "the round that has least.",
     )
     unit: Unit = Field(
         default="record",

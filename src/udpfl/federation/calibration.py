@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 from udpfl.accounting import Release, Repeated, Sensitivity
 from udpfl.accounting.accountant import Accountant
@@ -29,7 +28,7 @@ from udpfl.federation.plan import ReleasePlan
 from udpfl.federation.selection import Schedule
 from udpfl.harmonizer import Choice, Client, ClientPlan, Setting, choose, harmonize
 from udpfl.mechanisms import BUILT_IN, Mechanism
-from udpfl.plugins import resolve
+from udpfl.plugins import own_mechanism
 
 log = logging.getLogger(__name__)
 
@@ -347,21 +346,7 @@ def _mixed_with(config: Config, releases: int, fewest: int) -> int:
 
 def _mechanism(name: str) -> str | Mechanism:
     """A name the harmonizer knows, or somebody's own mechanism at scale 1."""
-    if name == "auto" or name in BUILT_IN:
-        return name
-    found = resolve("mechanisms", name, {**BUILT_IN, "auto": "auto"})
-    if isinstance(found, type) and issubclass(found, Mechanism):
-        make: Any = found
-        try:
-            found = make(1.0)
-        except TypeError as error:  # it is abstract, or has parameters without a default
-            raise InvalidInput(
-                "privacy.mechanism",
-                f"{name!r} cannot be built from a scale alone: {error}; name an instance of it",
-            ) from None
-    if not isinstance(found, Mechanism):
-        raise InvalidInput("privacy.mechanism", f"{name!r} is not a mechanism: {found!r}")
-    return found
+    return name if name == "auto" or name in BUILT_IN else own_mechanism(name)
 
 
 def nothing_claimed(config: Config) -> str | None:

@@ -26,7 +26,7 @@ def patient_interrupt() -> Iterator[threading.Event]:
         if asked.is_set():
             raise KeyboardInterrupt
         asked.set()
-        log.warning("interrupted: finishing this round, once more to stop at once")
+        log.warning("interrupted: this round is finished first; interrupt again to stop now")
 
     previous = {kind: signal.signal(kind, handler) for kind in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -6,6 +6,7 @@ it names has to be built in, installed, or named by a person as well.
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -20,7 +21,7 @@ _BUILT_IN: dict[Kind, Mapping[str, Any]] = {
     "data": data.BUILT_IN,
     "models": models.BUILT_IN,
     "algorithms": algorithms.BUILT_IN,
-    "mechanisms": {**mechanisms.BUILT_IN, "auto": "auto"},
+    "mechanisms": ChainMap({"auto": "auto"}, mechanisms.BUILT_IN),
     "stages": stages.BUILT_IN,
 }
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from udpfl.algorithms import Algorithm, OwnNoise, Target
 from udpfl.config import Config, PrivacyConfig
 from udpfl.errors import InvalidInput
+from udpfl.mechanisms import BUILT_IN
 
 
 def own_noise(config: Config, algorithm: Algorithm, sizes: Sequence[int]) -> OwnNoise | None:
@@ -37,7 +38,8 @@ def _check(privacy: PrivacyConfig, name: str) -> None:
         if isinstance(value, list) and len(set(value)) > 1:
             raise InvalidInput(f"privacy.{key}", f"{name} has one for all clients, got {value!r}")
     mechanisms = privacy.mechanism if isinstance(privacy.mechanism, list) else [privacy.mechanism]
-    if not set(mechanisms) <= {"gaussian", "auto"}:
+    kinds = [BUILT_IN.get(own) for own in mechanisms if own != "auto"]
+    if not all(kind is not None and kind.is_isotropic for kind in kinds):
         raise InvalidInput("privacy.mechanism", f'{name} adds Gaussian noise: set "gaussian"')
     wants = {"norm": "l2", "unit": "client", "accounting": "vector", "pace": "uniform"}
     for key, wanted in wants.items():

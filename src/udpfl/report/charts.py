@@ -260,8 +260,8 @@ def _clip_fraction(run: RunRecord) -> Chart:
     x, y = run.column("simulation_only", "clip_fraction", evaluated=False)
     return Chart("clip", clip_title({run.clipped}), "round", "clipped", "percent",
                  (Series("clip fraction", x, y, "main"),), top=1.0, warning=SIMULATION_ONLY,
-                 note="Near 100 % the clipping bound decides the step; near 0 % the noise is "
-                 "larger than it needs to be.")  # fmt: skip
+                 note="Near 100 % most gradients are shortened to the clip; near 0 % a smaller "
+                 "clip would do, with less noise.")  # fmt: skip
 
 
 def clip_title(clipped: Collection[Clipped]) -> str:

@@ -209,7 +209,7 @@ def _learned(most: str, delta: float) -> str:
         return change
     return (
         f"they learn no more than someone who, with probability δ = {small(delta)} (1 in "
-        f"{math.floor(1 / delta + 1e-6):,}), is told the truth outright, and otherwise gets one "
+        f"{math.floor(1 / delta + 1e-6):,}), sees the data itself, and otherwise sees one "
         f"randomised answer, by which {change}"
     )
 

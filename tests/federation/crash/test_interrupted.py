@@ -15,7 +15,7 @@ def test_an_interrupt_finishes_the_round(place, kind):
     process = place.begin(traps=[(Witness, "on_model", 2, wait)])
     process.until(place.reached)
     process.send(kind)
-    process.until(lambda: "finishing this round" in process.stderr)
+    process.until(lambda: "this round is finished first" in process.stderr)
     place.go()
     assert process.ended() == 130
     assert "--resume" in process.stderr
@@ -46,7 +46,7 @@ def test_a_second_interrupt_stops_at_once(place):
     process = place.begin(traps=[(Witness, "on_model", 2, wait)])
     process.until(place.reached)
     process.send(signal.SIGINT)
-    process.until(lambda: "finishing this round" in process.stderr)
+    process.until(lambda: "this round is finished first" in process.stderr)
     process.send(signal.SIGINT)
     assert process.ended() == 130  # without go
     assert "Traceback" not in process.stderr

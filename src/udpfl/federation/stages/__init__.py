@@ -7,7 +7,9 @@ budgets.
 
 from udpfl.federation.stages.base import Stage
 
-BUILT_IN: dict[str, type[Stage]] = {}
+BUILT_IN: dict[str, type[Stage]] = {
+    # "name": Class,
+}
 """Stages by the names that `training.stages` may use; all others are turned on by settings."""
 
 __all__ = ["BUILT_IN", "Stage"]
