@@ -105,11 +105,12 @@ class Kept:
 
 @pytest.mark.parametrize("refused", [{}, {1: ["a"]}])
 def test_an_interrupt_ends_the_run_after_its_round_even_if_nobody_answered(tmp_path, refused):
-    asked, kept = threading.Event(), Kept()
+    asked, kept, notes = threading.Event(), Kept(), Notes()
     asked.set()
     with pytest.raises(Interrupted) as found:
-        go([(0,), (1,)], refused, [Interrupts(asked, kept, tmp_path)])
+        go([(0,), (1,)], refused, [notes, Interrupts(asked, kept, tmp_path)])
     assert (found.value.folder, kept.saved) == (tmp_path, 1)
+    assert notes.seen == (["next"] if refused else [1, "next"])  # the second round was not asked
 
 
 def test_a_few_names_are_listed_and_many_are_counted():
