@@ -39,11 +39,32 @@ def as_dataset(
 ) -> DataSet:
     """Make a `DataSet` of what the user has; the module says which kinds there are.
 
-    `test` is test data of any of these kinds, or how much to hold out of each client's records: a
-    fraction (0.2 by default) or a count, chosen by `seed`. Without `task`, integer targets are
-    class labels and others are regressed on. `classes` defaults to the largest label plus one;
-    state it when that should not be read off the data. `columns` are further columns, aligned
-    with `data`, to partition by. `options` are for a table.
+    Args:
+        data: Arrays, tensors, a map-style data set, a list with one of these per client, the path
+            of a table, or a `DataSet`, which is returned as it is.
+        test: Test data of any of these kinds, or how much to hold out of each client's records: a
+            fraction (0.2 if left out) or a count.
+        task: "classification" or "regression". If left out, integer targets are class labels and
+            others are regressed on.
+        name: What the data set is called.
+        classes: Number of labels, the largest one plus one if left out; state it when that should
+            not be read off the data.
+        columns: Further columns, aligned with `data`, to partition by.
+        seed: Chooses the records that are held out.
+        options: For a table: see `udpfl.data.table`.
+
+    Returns:
+        The data set, checked.
+
+    Raises:
+        InvalidInput: The data is of no such kind, or its parts do not fit together.
+
+    Example:
+        >>> import numpy as np
+        >>> from udpfl.data import as_dataset
+        >>> data = as_dataset((np.eye(4), np.arange(4)), test=1)
+        >>> len(data.train), len(data.test), data.classes
+        (3, 1, 4)
     """
     if isinstance(data, DataSet):
         if test is not None:
