@@ -122,7 +122,7 @@ def plan(
         >>> import udpfl
         >>> best = udpfl.plan("gaussian", epsilon=2, steps=1000, sampling_rate=0.01).best
         >>> round(best.noise.noise_std, 2)
-        1.02
+        0.96
     """
     wanted = _wanted(mechanism)
     sensitivity = Sensitivity(clip, norm, dimension)

@@ -65,7 +65,7 @@ def account(
         >>> from udpfl import Gaussian, PoissonSampled, Release, Repeated, Sensitivity, account
         >>> step = PoissonSampled(0.01, Release(Gaussian(1.0), Sensitivity(1.0)))
         >>> print(account(Repeated(step, 1000), delta=1e-5))
-        (ε = 2.099, δ = 1e-05)-DP for one record added or removed, by the pld accountant
+        (ε = 1.829, δ = 1e-05)-DP for one record added or removed, by the pld accountant
     """
     check_choices(delta, accountant, accounting)
     unit, neighbours = basis(event)

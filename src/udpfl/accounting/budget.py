@@ -96,7 +96,7 @@ def rounds_left(
         >>> from udpfl import Budget, Gaussian, Release, Sensitivity, rounds_left
         >>> step = Release(Gaussian(5.0), Sensitivity(1.0))
         >>> rounds_left([step], step, Budget(epsilon=2.0, delta=1e-5))
-        6
+        5
     """
     past = _listed(history)
 

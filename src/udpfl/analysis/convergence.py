@@ -156,8 +156,31 @@ def measure(
 ) -> Measured:
     """Train from w = 0, `repetitions` times with fresh samples and noise.
 
-    `scale` times a draw of `noise` is added to every coordinate of every client's gradient: one
-    over sampling rate times declared size, for noise that is calibrated to the sum.
+    Args:
+        problem: A convex problem with its clients and their records.
+        noise: On every client's gradient; none if left out.
+        scale: Times a draw of `noise` is added to every coordinate: one over sampling rate times
+            declared size, for noise that is calibrated to the sum.
+        local_steps: Steps between two averages.
+        rate: Probability in (0, 1] with which a record takes part in a step.
+        steps: In all.
+        repetitions: Over which the squared distance is averaged.
+        seed: Of samples and noise.
+
+    Returns:
+        The distance to the optimum by step, and what its bound is made of.
+
+    Raises:
+        InvalidInput: A number is out of range.
+
+    Example:
+        >>> from udpfl import Gaussian
+        >>> from udpfl.analysis.convergence import measure
+        >>> from udpfl.analysis.convex import Convex
+        >>> problem = Convex.drawn("quadratic", clients=2, records=10, dimension=3)
+        >>> found = measure(problem, noise=Gaussian(0.1), steps=20, repetitions=5)
+        >>> len(found.distances)
+        21
     """
     _require_sizes(local_steps, steps, repetitions, rate)
     rng = np.random.default_rng([*b"measure", seed])

@@ -189,9 +189,34 @@ def audit_run(
     """Verdicts on a run's claims: its steps replayed, and the whole run trained once.
 
     Guarantee: claims that are all true are refuted, any of them, with probability `error` at most.
-    `canaries` are 200, or half of a smaller client's records; 0 leaves the training out. What was
-    handed to `udpfl.run` in Python, `data`, `model` or `loss`, is handed over here as well. Code
-    that only a folder names is refused until `udpfl.plugins.trust` allows it.
+
+    Args:
+        where: A run folder, or a configuration, as a file or a `Config`. Code that only a folder
+            names is refused until `udpfl.plugins.trust` allows it.
+        trials: Replays in each world; at least 100.
+        canaries: In the run that is trained: 200, or half of a smaller client's records, if left
+            out; 0 leaves the training out.
+        error: In (0, 1), for all verdicts together.
+        data: What was handed to `udpfl.run` in Python as data, if anything was.
+        model: The same for the model.
+        loss: The same for the loss.
+
+    Returns:
+        One verdict for each claim.
+
+    Raises:
+        InvalidInput: A number is out of range, or there is no such run or configuration.
+        Unsupported: Nothing is claimed that could be refuted.
+
+    Example:
+        >>> import numpy as np
+        >>> from udpfl.audit import audit_run
+        >>> from udpfl.config import load
+        >>> config = load({"data": {"clients": 2}, "model": {"name": "logistic"}})
+        >>> data = (np.eye(2).repeat(20, 0), np.arange(40) % 2)
+        >>> found = audit_run(config, data=data, trials=100, canaries=0, error=1e-6)
+        >>> any(verdict.refuted for verdict in found)
+        False
     """
     check_error(error)
     check_trials(trials)

@@ -21,7 +21,13 @@ log = logging.getLogger(__name__)
 
 
 class ComparisonInterrupted(KeyboardInterrupt):
-    """A comparison that was asked to stop; the same call goes on from there."""
+    """A comparison that was asked to stop; the same call goes on from there.
+
+    Args:
+        folder: Of the comparison.
+        done: Runs that are finished.
+        total: Runs in all.
+    """
 
     def __init__(self, folder: Path, done: int, total: int) -> None:
         self.folder, self.done, self.total = folder, done, total
@@ -40,14 +46,39 @@ def compare(
 ) -> Comparison:
     """Run every combination of the values in `vary` with every seed, and put them side by side.
 
-    `vary` maps keys of a configuration to lists of values; the last part of a key is enough where
-    only one key ends like it. `seeds` is a number of seeds, counted from 0, or the seeds. `config`
-    and `sections` are those of `udpfl.run`. Every run has a folder and a ledger of its own under
-    `out`. The same call again reads what is finished, goes on with what was interrupted and tries
-    again what failed; so does a larger grid over the same base. `jobs` processes share the work.
+    Every run has a folder and a ledger of its own. The same call again reads what is finished, goes
+    on with what was interrupted and tries again what failed; so does a larger grid over the same
+    base.
 
     Guarantee: that of each run by itself. A record pays in every run it takes part in, and whoever
     chooses a run by its result has looked at all of them: `Comparison.selection` has their total.
+
+    Args:
+        config: The base of all runs, as for `udpfl.run`.
+        vary: Keys of a configuration and lists of values; the last part of a key is enough where
+            only one key ends like it.
+        seeds: A number of seeds, counted from 0, or the seeds.
+        out: The folder of the comparison; chosen by the settings if left out.
+        jobs: Processes that share the work.
+        tell: Called with runs done, runs in all, and the run under way.
+        **sections: Settings on top of `config`, as for `udpfl.run`.
+
+    Returns:
+        A row for each combination; runs that failed are in it, with the reason.
+
+    Raises:
+        InvalidInput: A setting, a key or a value is wrong.
+        ComparisonInterrupted: Somebody asked it to stop.
+
+    Example:
+        >>> import udpfl
+        >>> from pathlib import Path
+        >>> _ = Path("ages.csv").write_text("age,ill\\n" + "20,0\\n70,1\\n" * 20)
+        >>> data = {"name": "table", "options": {"path": "ages.csv", "target": "ill"}}
+        >>> base = {"data": data, "model": {"name": "logistic"}, "training": {"rounds": 1}}
+        >>> rows = udpfl.compare(base, vary={"privacy.epsilon": [2, 8]}, seeds=1, threads=1)
+        >>> [row.settings["privacy.epsilon"] for row in rows]
+        [2, 8]
     """
     base = load(config, sections)
     if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1:

@@ -65,7 +65,7 @@ def calibrate(mechanism: str | Mechanism, setting: Setting, rank: Rank = "l2") -
         >>> from udpfl import Sensitivity, Setting, calibrate
         >>> setting = Setting(2.0, 1e-5, 1000, Sensitivity(1.0), rate=0.01)
         >>> round(calibrate("gaussian", setting).mechanism.std, 2)
-        1.02
+        0.96
     """
     if rank not in get_args(Rank):
         raise InvalidInput("rank", f"must be l2 or l1, got {rank!r}")

@@ -51,12 +51,19 @@ class RunRecord:
     """Everything that one run folder says."""
 
     path: Path
+    """The run folder."""
     config: Config
+    """Its settings, with every default."""
     identity: Identity
+    """What the run is, and what it claims."""
     metrics: Sequence[RoundRow]
+    """One line for every round so far."""
     clients: Sequence[Client]
+    """What each declared, and has spent."""
     summary: Summary | None
+    """What it came to; None where it has not ended."""
     evaluation: Evaluation | None
+    """The final model on the test records; None where it has not ended."""
     verification: Verification
     """Whether the ledger says the same."""
     unread: str | None = None
@@ -203,7 +210,26 @@ def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
 
 
 def read_run(path: Path) -> RunRecord:
-    """Read a run folder; a file that a crash left out is simply not there yet."""
+    """Read a run folder; a file that a crash left out is simply not there yet.
+
+    Args:
+        path: The run folder.
+
+    Returns:
+        Everything that it says, and whether its ledger says the same.
+
+    Raises:
+        InvalidInput: It is no run folder.
+
+    Example:
+        >>> import numpy as np
+        >>> import udpfl
+        >>> from udpfl.report import read_run
+        >>> own = {"data": (np.eye(20), np.arange(20) % 2), "model": "logistic", "threads": 1}
+        >>> done = udpfl.run({"data": {"clients": 2}, "training": {"rounds": 1}}, **own)
+        >>> read_run(done.folder).finished
+        True
+    """
     if not (path / CONFIG).is_file() or not has_begun(path):
         why = (
             "is a comparison: its page is compare.html, and its runs are the folders in it"
