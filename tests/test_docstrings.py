@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import dataclasses
 import doctest
 import inspect
@@ -11,6 +10,7 @@ import re
 import textwrap
 from collections.abc import Iterator
 from importlib import import_module
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -89,9 +89,9 @@ def public() -> dict[str, Any]:
         module, _, name = place.partition(":")
         thing = getattr(import_module(module), name)
         is_ours = getattr(thing, "__module__", "").startswith("udpfl")
-        if is_ours and (inspect.isclass(thing) or inspect.isfunction(thing)):
-            if all(thing is not inspect.unwrap(own) for own in found.values()):
-                found[place] = thing
+        is_new = all(thing is not inspect.unwrap(own) for own in found.values())
+        if is_ours and is_new and (inspect.isclass(thing) or inspect.isfunction(thing)):
+            found[place] = thing
     return found
 
 
@@ -133,7 +133,7 @@ def documented_fields(thing: Any) -> set[str]:
     for own in thing.__mro__:
         if own.__module__.startswith("udpfl"):
             body = ast.parse(textwrap.dedent(inspect.getsource(own))).body[0].body
-            for line, below in zip(body, body[1:], strict=False):
+            for line, below in pairwise(body):
                 has_text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
                 if isinstance(line, ast.AnnAssign) and has_text:
                     found.add(line.target.id)
@@ -241,5 +241,4 @@ def test_a_renamed_or_missing_parameter_is_noticed(thing, count):
 
 def test_an_example_that_says_otherwise_is_noticed():
     shown = doctest.DocTestParser().get_doctest(">>> 1 + 1\n3\n", {}, "wrong", None, 0)
-    with contextlib.redirect_stdout(None):
-        assert doctest.DocTestRunner(verbose=False).run(shown, out=lambda _: None).failed
+    assert doctest.DocTestRunner(verbose=False).run(shown, out=lambda _: None).failed

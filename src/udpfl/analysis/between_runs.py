@@ -171,7 +171,8 @@ def connect(
         >>> import udpfl
         >>> from pathlib import Path
         >>> from udpfl.analysis.between_runs import connect
-        >>> _ = Path("ages.csv").write_text("age,ill\\n" + "20,0\\n70,1\\n" * 50)
+        >>> rows = "".join(f"{age},{age % 2}\\n" for age in range(100))
+        >>> _ = Path("ages.csv").write_text("age,ill\\n" + rows)
         >>> data = {"name": "table", "options": {"path": "ages.csv", "target": "ill"}, "test": 0.5}
         >>> base = {"data": data, "model": {"name": "logistic"}, "training": {"rounds": 1}}
         >>> first, second = (udpfl.run(base, threads=1, out=folder).folder for folder in "ab")

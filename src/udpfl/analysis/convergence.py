@@ -208,17 +208,22 @@ def measure(
         if (t + 1) % local_steps == 0:
             w[:] = np.einsum("k,rkd->rd", problem.shares, w)[:, None]
         note(t + 1)
-    constants = Constants(
+    added = 0.0 if noise is None else dimension * scale**2 * noise.variance
+    constants = _constants(problem, largest, added, local_steps)
+    return Measured(constants, distances, spreads, largest.record)
+
+
+def _constants(problem: Convex, largest: _Largest, noise: float, local_steps: int) -> Constants:
+    return Constants(
         smoothness=problem.smoothness,
-        convexity=mu,
+        convexity=problem.convexity,
         heterogeneity=problem.heterogeneity(),
         sampling=tuple(float(s) for s in largest.sampling),
         gradient=largest.gradient,
-        noise=0.0 if noise is None else dimension * scale**2 * noise.variance,
+        noise=noise,
         shares=tuple(float(p) for p in problem.shares),
         local_steps=local_steps,
     )
-    return Measured(constants, distances, spreads, largest.record)
 
 
 def _require_sizes(local_steps: int, steps: int, repetitions: int, rate: float) -> None:

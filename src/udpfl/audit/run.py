@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -221,14 +221,7 @@ def audit_run(
     check_error(error)
     check_trials(trials)
     target = Target.of(where, data, model, loss)
-    size = len(target.records)
-    count = min(200, size // 2) if canaries is None else canaries
-    if count and not 10 <= count <= size // 2:
-        raise InvalidInput(
-            "canaries",
-            f"must be 0, or from 10 to half of the {size} records of {target.plan.name}, "
-            f"got {count}",
-        )
+    count = _canary_count(target, canaries)
     delta = target.plan.budget.delta if target.plan.budget else 1e-5
     whole, deltas = target.release.unit == "client", (FAR, delta)
     subjects = {} if whole else target.subjects()
@@ -239,15 +232,7 @@ def audit_run(
         both = target.whole()  # trained once, for all rounds and every delta
         verdicts += [_client(target, both, own, trials, d, share) for own in rounds for d in deltas]
     for name, subject in subjects.items():
-        stream = Entropy()
-        worlds = replayed(subject, trials, stream)  # one set of replays answers for every delta
-        alternative = None
-        for d in deltas:
-            epsilon = target.epsilon(subject.claim, d)
-            claim = f"{target.plan.name}, {name}"
-            verdict = verdict_of(subject, worlds, stream, epsilon, d, share, claim, alternative)
-            alternative = verdict.alternative
-            verdicts.append(verdict)
+        verdicts += _replayed(target, name, subject, trials, deltas, share)
     verdicts.append(_lattice(target, delta, share))
     claimed = _claimed_of_a_record(target, delta) if count else None
     if claimed is not None and claimed[1] == 1:
@@ -259,6 +244,39 @@ def audit_run(
     elif claimed is not None:
         verdicts.append(_trained(target, count, *claimed, share))
     return verdicts
+
+
+def _canary_count(target: Target, canaries: int | None) -> int:
+    """How many records of the client are canaries in a run that is trained."""
+    size = len(target.records)
+    count = min(200, size // 2) if canaries is None else canaries
+    if count and not 10 <= count <= size // 2:
+        raise InvalidInput(
+            "canaries",
+            f"must be 0, or from 10 to half of the {size} records of {target.plan.name}, "
+            f"got {count}",
+        )
+    return count
+
+
+def _replayed(
+    target: Target,
+    name: str,
+    subject: Subject,
+    trials: int,
+    deltas: Sequence[float],
+    error: float,
+) -> Iterator[Verdict]:
+    """One verdict for each delta, on the steps of one subject."""
+    stream = Entropy()
+    worlds = replayed(subject, trials, stream)  # one set of replays answers for every delta
+    alternative = None
+    for d in deltas:
+        epsilon = target.epsilon(subject.claim, d)
+        claim = f"{target.plan.name}, {name}"
+        verdict = verdict_of(subject, worlds, stream, epsilon, d, error, claim, alternative)
+        alternative = verdict.alternative
+        yield verdict
 
 
 def _lattice(target: Target, delta: float, error: float) -> Verdict:

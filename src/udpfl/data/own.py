@@ -71,7 +71,6 @@ def as_dataset(
             raise InvalidInput("data.test", "a DataSet brings its own test records")
         return data
     amount = 0.2 if test is None else test
-    splitting = _is_amount(amount)
     if isinstance(data, (str, Path)):
         if columns or classes is not None:
             raise InvalidInput(
@@ -80,16 +79,29 @@ def as_dataset(
         return replace(_table(data, amount, task, seed, options or {}), name=name)
     if options:
         raise InvalidInput("data.options", f"only a table takes options, got {sorted(options)}")
-    is_by_client = isinstance(data, list)
-    if columns and is_by_client:
+    if columns and isinstance(data, list):
         raise InvalidInput("data.columns", "data that comes per client is not partitioned again")
+    return _from_arrays(data, amount, task, name, classes, columns or {}, seed)
+
+
+def _from_arrays(
+    data: Any,
+    amount: Any,
+    task: Task | None,
+    name: str,
+    classes: int | None,
+    columns: Mapping[str, ArrayLike],
+    seed: int,
+) -> DataSet:
+    """A data set of arrays, tensors or map-style data sets, one of them or one per client."""
+    is_by_client, splitting = isinstance(data, list), _is_amount(amount)
     pairs = _clients(data)
     tests = [] if splitting else _clients(amount)
     if task is None:
         task = _task_of([*pairs, *tests])
     records = _records(pairs, task)
     test_records: list[Records | None] = [*_records(tests, task)]
-    extra = _aligned(columns or {}, len(records[0]))
+    extra = _aligned(columns, len(records[0]))
     test_extra: dict[str, Array] = {}
     if splitting:
         records, test_records, extra, test_extra = _held_out(records, amount, seed, task, extra)

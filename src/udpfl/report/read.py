@@ -209,6 +209,29 @@ def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
     return [read_run(folder) for folder in distinct(folders)]
 
 
+def _require_run(path: Path) -> None:
+    if not (path / CONFIG).is_file() or not has_begun(path):
+        why = (
+            "is a comparison: its page is compare.html, and its runs are the folders in it"
+            if (path / "comparison.json").is_file()
+            else "is not a run folder: it has no run.json"
+        )
+        raise InvalidInput("run", f"{str(path)!r} {why}")
+
+
+def _spent(path: Path, files: RunFiles) -> tuple[Mapping[str, PrivacyStatement], str | None]:
+    """What each client has spent by the ledger, or why that cannot be read."""
+    kind = files.identity.privacy.kind
+    if kind == "none":
+        return {}, None
+    ledger = ledger_of(path, files.identity)
+    try:
+        spent = spent_so_far(ledger, files.run, files.clients, files.metrics, kind == "nominal")
+    except UdpflError as error:
+        return {}, f"what this run has spent cannot be read from its ledger ({error})"
+    return spent, None
+
+
 def read_run(path: Path) -> RunRecord:
     """Read a run folder; a file that a crash left out is simply not there yet.
 
@@ -230,24 +253,11 @@ def read_run(path: Path) -> RunRecord:
         >>> read_run(done.folder).finished
         True
     """
-    if not (path / CONFIG).is_file() or not has_begun(path):
-        why = (
-            "is a comparison: its page is compare.html, and its runs are the folders in it"
-            if (path / "comparison.json").is_file()
-            else "is not a run folder: it has no run.json"
-        )
-        raise InvalidInput("run", f"{str(path)!r} {why}")
+    _require_run(path)
     files = RunFiles.read(path)
     summary, identity, metrics = files.summary, files.identity, files.metrics
-    unread: str | None = None
     kind = identity.privacy.kind
-    spent: Mapping[str, PrivacyStatement] = {}
-    if kind != "none":
-        ledger = ledger_of(path, identity)
-        try:
-            spent = spent_so_far(ledger, files.run, files.clients, metrics, kind == "nominal")
-        except UdpflError as error:
-            unread = f"what this run has spent cannot be read from its ledger ({error})"
+    spent, unread = _spent(path, files)
     statements, uncounted = spent, unread
     if summary is not None:
         ended = summary.clients.items()
