@@ -8,7 +8,17 @@ class UdpflError(Exception):
 
 
 class InvalidInput(UdpflError, ValueError):
-    """A value that can never be right, with the name of the parameter that carried it."""
+    """A value that can never be right, with the name of the parameter that carried it.
+
+    Args:
+        parameter: The parameter, or the key of a configuration.
+        message: What it must be, and what it is.
+
+    Example:
+        >>> from udpfl import InvalidInput
+        >>> print(InvalidInput("delta", "must lie in [0, 1), got 2"))
+        delta: must lie in [0, 1), got 2
+    """
 
     def __init__(self, parameter: str, message: str) -> None:
         self.parameter = parameter
@@ -37,7 +47,17 @@ class LedgerUnavailable(LedgerError):
 
 
 class MissingExtra(UdpflError, ImportError):
-    """An optional dependency is not installed; the message says which extra brings it."""
+    """An optional dependency is not installed; the message says which extra brings it.
+
+    Args:
+        module: What could not be imported.
+        extra: The extra of this package that brings it.
+
+    Example:
+        >>> from udpfl import MissingExtra
+        >>> MissingExtra("torch", "train").extra
+        'train'
+    """
 
     def __init__(self, module: str, extra: str) -> None:
         self.extra = extra

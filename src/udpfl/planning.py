@@ -19,10 +19,15 @@ class PlanRow:
     """One mechanism: its noise and what that guarantees, or the error that rules it out."""
 
     mechanism: str
+    """Its name."""
     rank: int | None
+    """Its place, the first is 1; None where it is impossible."""
     noise: Mechanism | None
+    """With its scale; None where it is impossible."""
     statement: PrivacyStatement | None
+    """What all steps together cost; None where it is impossible."""
     why: str
+    """The reason for its place, or what rules it out."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; infinite numbers are the string "inf", missing ones null."""
@@ -43,10 +48,18 @@ class PlanRow:
 
 @dataclass(frozen=True)
 class Plan(Sequence[PlanRow]):
-    """Rows in rank order, impossible mechanisms last."""
+    """Rows in rank order, impossible mechanisms last.
+
+    Example:
+        >>> from udpfl import plan
+        >>> [row.mechanism for row in plan("all", epsilon=2, steps=10, dimension=100)][0]
+        'gaussian'
+    """
 
     rows: tuple[PlanRow, ...]
+    """One for each mechanism."""
     setting: Setting
+    """What they were calibrated for."""
 
     @property
     def best(self) -> PlanRow:
@@ -83,10 +96,33 @@ def plan(
 ) -> Plan:
     """The smallest noise per mechanism that keeps (epsilon, delta) over `steps` releases.
 
-    `mechanism` is the name of a built-in one, "all" (the ranking of all of those), "auto" (its
-    first row), a mechanism of your own, as an instance or by its place ("package.module:Name"), or
-    a list of them to rank. Raises `InvalidInput` for values that make no sense, and `Unsupported`
-    where the only mechanism asked for cannot do it.
+    Args:
+        mechanism: The name of a built-in one, "all" (the ranking of all of those), "auto" (its
+            first row), a mechanism of your own, as an instance or by its place
+            ("package.module:Name"), or a list of them to rank.
+        epsilon: Of the budget, above 0.
+        steps: How many releases there are.
+        delta: Of the budget; 0 asks for pure DP.
+        sampling_rate: Probability with which a record takes part in a step.
+        clip: Bound on one record's gradient, in `norm`.
+        norm: "l1", "l2" or "linf".
+        dimension: Number of coordinates; may be left out for Gaussian noise under l1 or l2.
+        accounting: "vector", or "scalar" for the paper's nominal number.
+        accountant: "rdp", "pld" or "best".
+        rank: The error to rank by: "l2" (root mean square) or "l1" (mean absolute).
+
+    Returns:
+        The rows in rank order; `best` is the first.
+
+    Raises:
+        InvalidInput: A value makes no sense, or the dimension is missing.
+        Unsupported: The only mechanism asked for cannot do it.
+
+    Example:
+        >>> import udpfl
+        >>> best = udpfl.plan("gaussian", epsilon=2, steps=1000, sampling_rate=0.01).best
+        >>> round(best.noise.noise_std, 2)
+        0.96
     """
     wanted = _wanted(mechanism)
     sensitivity = Sensitivity(clip, norm, dimension)

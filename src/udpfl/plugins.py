@@ -45,6 +45,20 @@ def trust(place: str) -> Any:
 
     Importing runs the code of that module. Call it for a run folder, a ledger or events that name
     code of one's own; the commands have `--trust` for it.
+
+    Args:
+        place: "package.module:attribute".
+
+    Returns:
+        The attribute.
+
+    Raises:
+        InvalidInput: The text does not look like that, or cannot be imported.
+
+    Example:
+        >>> from udpfl.plugins import trust
+        >>> trust("udpfl.models:Mlp").__name__
+        'Mlp'
     """
     return _imported("trust", place)
 
@@ -54,6 +68,23 @@ def resolve(kind: Kind, name: str, built_in: Mapping[str, Any]) -> Any:
 
     Importing runs the code of the module it names: names that a file brought along have to pass
     `require_trusted` first.
+
+    Args:
+        kind: "models", "data", "algorithms", "mechanisms" or "stages".
+        name: Of something built in, "package.module:attribute", or an entry point.
+        built_in: What the package has itself, by name.
+
+    Returns:
+        The value in `built_in`, the attribute, or what the entry point leads to.
+
+    Raises:
+        InvalidInput: Nothing has this name, or it cannot be imported.
+
+    Example:
+        >>> from udpfl.mechanisms import BUILT_IN
+        >>> from udpfl.plugins import resolve
+        >>> resolve("mechanisms", "laplace", BUILT_IN).__name__
+        'Laplace'
     """
     key = _CONFIG_KEYS[kind]
     if name in built_in:

@@ -32,11 +32,22 @@ class Sensitivity:
 
     `dimension` may stay unknown (None) only where the answer does not depend on it: Gaussian noise
     under l1 or l2.
+
+    Raises:
+        InvalidInput: The norm is not known, or a number is out of range.
+
+    Example:
+        >>> from udpfl import Sensitivity
+        >>> Sensitivity(1.0, "l2", dimension=100).largest("l1")
+        10.0
     """
 
     bound: float
+    """The clip: from 1e-100 to 1e100."""
     norm: Norm = "l2"
+    """In which it is measured: "l1", "l2" or "linf"."""
     dimension: int | None = None
+    """How many coordinates the sum has; None where it is not known."""
 
     def __post_init__(self) -> None:
         if self.norm not in get_args(Norm):

@@ -42,12 +42,30 @@ def account(
 ) -> PrivacyStatement:
     """The smallest epsilon that can be certified for the whole event at `delta`.
 
-    "best" asks every accountant that supports all of the event and keeps the smallest answer; each
-    is an upper bound, so the smallest is one too. delta = 0 asks for pure DP. With scalar
-    accounting the statement is nominal and carries the vector-accounted epsilon beside it.
-
     All of this is for releases whose settings were fixed before the first of them. A `Filter` as
     accountant, and pure DP, hold for settings as well that depend on earlier results.
+
+    Args:
+        event: Everything that was or will be released.
+        delta: In [0, 1); 0 asks for pure DP.
+        accountant: "rdp", "pld", a `Filter`, or "best": every accountant that supports all of the
+            event is asked, and the smallest answer kept. Each is an upper bound, so that is one
+            too.
+        accounting: "vector" for what holds for the whole gradient. With "scalar" the statement is
+            nominal and carries the vector-accounted epsilon beside it.
+
+    Returns:
+        The statement: epsilon, delta, for whom it holds, and by which accountant.
+
+    Raises:
+        InvalidInput: `delta`, `accountant` or `accounting` is none of the above.
+        Unsupported: The accountant has no proved bound for a part of the event.
+
+    Example:
+        >>> from udpfl import Gaussian, PoissonSampled, Release, Repeated, Sensitivity, account
+        >>> step = PoissonSampled(0.01, Release(Gaussian(1.0), Sensitivity(1.0)))
+        >>> print(account(Repeated(step, 1000), delta=1e-5))
+        (ε = 1.829, δ = 1e-05)-DP for one record added or removed, by the pld accountant
     """
     check_choices(delta, accountant, accounting)
     unit, neighbours = basis(event)

@@ -16,10 +16,21 @@ _MOST_ROUNDS = 1 << 24
 
 @dataclass(frozen=True)
 class Budget:
-    """The most that all releases of one client together may cost."""
+    """The most that all releases of one client together may cost.
+
+    Raises:
+        InvalidInput: `epsilon` or `delta` is out of range.
+
+    Example:
+        >>> from udpfl import Budget
+        >>> Budget(epsilon=8.0, delta=1e-5)
+        Budget(epsilon=8.0, delta=1e-05)
+    """
 
     epsilon: float
+    """Above 0."""
     delta: float
+    """In [0, 1); 0 asks for pure DP."""
 
     def __post_init__(self) -> None:
         positive("epsilon", self.epsilon)
@@ -35,6 +46,26 @@ def would_exceed(
     """Whether releasing `next_event` after `history` would break the budget.
 
     The whole history is accounted at once: epsilons of separate events are never added up.
+
+    Args:
+        history: Everything that was released so far.
+        next_event: What would be released next.
+        budget: The most that both together may cost.
+        accountant: "rdp", "pld", "best" of both, or a `Filter`, which also holds for settings that
+            depend on earlier results.
+
+    Returns:
+        True where epsilon at the budget's delta would be larger than the budget's epsilon.
+
+    Raises:
+        InvalidInput: `history` is not a list of events.
+        Unsupported: The accountant has no proved bound for one of the events.
+
+    Example:
+        >>> from udpfl import Budget, Gaussian, Release, Sensitivity, would_exceed
+        >>> step = Release(Gaussian(5.0), Sensitivity(1.0))
+        >>> would_exceed([step] * 10, step, Budget(epsilon=1.0, delta=1e-5))
+        True
     """
     total = Composed([*_listed(history), next_event])
     return not account(total, budget.delta, accountant).epsilon <= budget.epsilon
@@ -46,7 +77,27 @@ def rounds_left(
     budget: Budget,
     accountant: Accountant | Filter = "best",
 ) -> int:
-    """How many more times `round_event` fits into the budget after `history`."""
+    """How many more times `round_event` fits into the budget after `history`.
+
+    Args:
+        history: Everything that was released so far.
+        round_event: What one more round releases.
+        budget: The most that everything together may cost.
+        accountant: As for `would_exceed`.
+
+    Returns:
+        The number of rounds, 0 where not even one fits. It is searched for up to 2^24.
+
+    Raises:
+        InvalidInput: `history` is not a list of events.
+        Unsupported: The accountant has no proved bound for one of the events.
+
+    Example:
+        >>> from udpfl import Budget, Gaussian, Release, Sensitivity, rounds_left
+        >>> step = Release(Gaussian(5.0), Sensitivity(1.0))
+        >>> rounds_left([step], step, Budget(epsilon=2.0, delta=1e-5))
+        5
+    """
     past = _listed(history)
 
     def fits(count: int) -> bool:

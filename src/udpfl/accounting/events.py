@@ -35,11 +35,22 @@ class Release:
     """Independent noise on every coordinate of a sum clipped to `sensitivity`.
 
     `unit` says whose presence the sensitivity bounds: one record, or a whole client.
+
+    Raises:
+        InvalidInput: A field has another type, or `unit` is neither of the two.
+
+    Example:
+        >>> from udpfl import Laplace, Release, Sensitivity
+        >>> Release(Laplace(2.0), Sensitivity(1.0, "l1", dimension=10)).unit
+        'record'
     """
 
     mechanism: Mechanism
+    """The noise."""
     sensitivity: Sensitivity
+    """How far one unit can move the sum."""
     unit: Unit = "record"
+    """Whose presence the sensitivity bounds: "record" or "client"."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.mechanism, Mechanism):
@@ -57,11 +68,24 @@ class Release:
 
 @dataclass(frozen=True)
 class PureDP:
-    """Any randomiser with the pure guarantee `epsilon`, accounted as randomised response."""
+    """Any randomiser with the pure guarantee `epsilon`, accounted as randomised response.
+
+    Raises:
+        InvalidInput: `epsilon` is not a finite number above 0.
+
+    Example:
+        >>> from udpfl import PureDP, account
+        >>> account(PureDP(0.5), delta=0).epsilon
+        0.5
+    """
 
     epsilon: float
+    """Of one use, at delta = 0."""
     unit: Unit = "record"
+    """Whose presence it hides: "record" or "client"."""
     neighbours: Neighbours = "add-remove"
+    """Whether data sets differ by one unit more ("add-remove") or by another one
+    ("replace-one")."""
     discrete: bool = False
     """The output takes finitely or countably many values (a condition of the shuffle theorem)."""
 
@@ -74,10 +98,21 @@ class PoissonSampled:
     """Each record takes part independently with probability `rate`, anew in every repetition.
 
     With unit "client" this needs a trusted server that keeps the selection secret.
+
+    Raises:
+        InvalidInput: `rate` is not in (0, 1].
+        Unsupported: The event is no single release, or not for add-remove neighbours.
+
+    Example:
+        >>> from udpfl import Gaussian, PoissonSampled, Release, Sensitivity
+        >>> PoissonSampled(0.01, Release(Gaussian(1.0), Sensitivity(1.0))).rate
+        0.01
     """
 
     rate: float
+    """In (0, 1]."""
     event: Release | PureDP
+    """What is released about the sample."""
 
     def __post_init__(self) -> None:
         _probability("sampling_rate", self.rate)
@@ -96,10 +131,21 @@ class SecretlySelected:
 
     Both neighbours share the case "not selected", so the moment is mixed, not the rate:
     RDP <= log(1 - p + p e^{(a-1) g}) / (a-1). It is never a Poisson rate p q.
+
+    Raises:
+        InvalidInput: `probability` is not in (0, 1].
+
+    Example:
+        >>> from udpfl import Gaussian, Release, SecretlySelected, Sensitivity
+        >>> round_ = Release(Gaussian(1.0), Sensitivity(1.0), "client")
+        >>> SecretlySelected(0.1, round_).probability
+        0.1
     """
 
     probability: float
+    """In (0, 1]."""
     event: Event
+    """What the client releases if it takes part."""
 
     def __post_init__(self) -> None:
         _probability("probability", self.probability)
@@ -111,10 +157,21 @@ class Shuffled:
 
     Amplification is granted only where every condition of the theorem holds; see
     `udpfl.accounting.shuffling`. Elsewhere the event costs what its message costs.
+
+    Raises:
+        InvalidInput: `clients` is not a whole number above 0.
+        Unsupported: The event is not a single message.
+
+    Example:
+        >>> from udpfl import PureDP, Shuffled
+        >>> Shuffled(PureDP(1.0, discrete=True), clients=1000, identical=True).clients
+        1000
     """
 
     event: Release | PureDP | PoissonSampled
+    """The message of one client."""
     clients: int
+    """How many messages are permuted."""
     identical: bool = False
     """Every client runs the same randomiser with the same epsilon."""
 
@@ -137,10 +194,21 @@ class NominallyShuffled:
 
 @dataclass(frozen=True)
 class Repeated:
-    """The event `count` times, each free to depend on everything released before."""
+    """The event `count` times, each free to depend on everything released before.
+
+    Raises:
+        InvalidInput: `count` is not a whole number from 1 to 10^12.
+
+    Example:
+        >>> from udpfl import PureDP, Repeated, account
+        >>> account(Repeated(PureDP(0.5), 4), delta=0).epsilon
+        2.0
+    """
 
     event: Event
+    """What is repeated."""
     count: int
+    """How many times."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "count", whole("steps", self.count))
@@ -148,9 +216,16 @@ class Repeated:
 
 @dataclass(frozen=True)
 class Composed:
-    """Events one after another, each free to depend on everything released before."""
+    """Events one after another, each free to depend on everything released before.
+
+    Example:
+        >>> from udpfl import Composed, PureDP, account
+        >>> account(Composed([PureDP(0.5), PureDP(0.25)]), delta=0).epsilon
+        0.75
+    """
 
     events: tuple[Event, ...]
+    """In any order: the cost does not depend on it."""
 
     def __init__(self, events: Iterable[Event]) -> None:
         object.__setattr__(self, "events", tuple(events))

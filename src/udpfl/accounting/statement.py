@@ -46,16 +46,29 @@ class PrivacyStatement:
     kind "guarantee": proved for everyone. kind "nominal": the paper's scalar accounting, which
     bounds one coordinate and not the gradient; `vector_epsilon` is what really holds. kind "none":
     no privacy is claimed, whatever the numbers say.
+
+    Example:
+        >>> from udpfl import PrivacyStatement
+        >>> print(PrivacyStatement(2.0, 1e-5, "guarantee", "rdp"))
+        (ε = 2, δ = 1e-05)-DP for one record added or removed, by the rdp accountant
     """
 
     epsilon: float
+    """inf where nothing is promised."""
     delta: float
+    """The probability with which epsilon need not hold."""
     kind: Kind
+    """What it is worth: "guarantee", "nominal" or "none"."""
     accountant: str
+    """Which accountant found epsilon."""
     unit: Unit = "record"
+    """Whose presence is hidden: "record" or "client"."""
     neighbours: Neighbours = "add-remove"
+    """Whether that unit is added or removed, or replaced."""
     vector_epsilon: float = math.inf
+    """What holds for the whole gradient; the same as `epsilon` for a guarantee."""
     notes: tuple[str, ...] = ()
+    """Assumptions, and why something is not claimed, in words."""
     composition: Composition = "fixed"
     """The theorem by which the releases are put together."""
 

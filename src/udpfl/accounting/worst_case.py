@@ -34,7 +34,26 @@ _LATTICE = math.log(1.004)
 
 
 def worst_case(mechanism: Mechanism, sensitivity: Sensitivity, orders: Floats) -> Floats:
-    """Upper bound, at each finite order >= 1, on the Rényi divergence of one release."""
+    """Upper bound, at each finite order >= 1, on the Rényi divergence of one release.
+
+    Args:
+        mechanism: The noise on every coordinate.
+        sensitivity: Bounds the vector by which one record moves the sum.
+        orders: Finite Rényi orders from 1; order 1 is the Kullback-Leibler divergence.
+
+    Returns:
+        One bound for each order, over all vectors within the sensitivity.
+
+    Raises:
+        InvalidInput: The dimension is needed and not known.
+
+    Example:
+        >>> import numpy as np
+        >>> from udpfl.accounting import worst_case
+        >>> from udpfl import Gaussian, Sensitivity
+        >>> worst_case(Gaussian(2.0), Sensitivity(1.0), np.asarray([1.0, 8.0]))
+        array([0.125, 1.   ])
+    """
     column = np.asarray(orders, dtype=np.float64)
     if mechanism.is_isotropic:
         return mechanism.renyi(column, sensitivity.largest("l2"))

@@ -60,23 +60,41 @@ class LocalTraining(Protocol):
 
 @dataclass(frozen=True)
 class Terms:
-    """What everybody knows of a run before it begins: settings, nothing of any record."""
+    """What everybody knows of a run before it begins: settings, nothing of any record.
+
+    Example:
+        >>> from udpfl.algorithms import Terms
+        >>> terms = Terms(5, 5, rounds=10, local_steps=4, learning_rate=lambda round_: 0.1)
+        >>> terms.learning_rate(1)
+        0.1
+    """
 
     clients: int
     """All clients of the federation."""
     clients_per_round: int
+    """How many of them are asked in each round."""
     rounds: int
+    """How many there are."""
     local_steps: int
+    """Steps of a client in one training."""
     learning_rate: Callable[[int], float]
     """The clients' learning rate in round 1, 2, ..., rounds."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a method with noise of its own is to aim at; nobody says that it hits."""
+    """What a method with noise of its own is to aim at; nobody says that it hits.
+
+    Example:
+        >>> from udpfl.algorithms import Target
+        >>> Target(epsilon=2.0, delta=1e-5, clip=1.0, smallest=100).moved
+        0.02
+    """
 
     epsilon: float
+    """As in `privacy.epsilon`."""
     delta: float
+    """As in `privacy.delta`."""
     clip: float
     """Norm to which a client's parameters are clipped."""
     smallest: int
@@ -90,7 +108,15 @@ class Target:
 
 @dataclass(frozen=True)
 class OwnNoise:
-    """Noise that a method prescribes. What is charged is what this noise really hides."""
+    """Noise that a method prescribes. What is charged is what this noise really hides.
+
+    Example:
+        >>> from udpfl import Gaussian
+        >>> from udpfl.algorithms import OwnNoise
+        >>> noise = OwnNoise(Gaussian(0.5), down=None, claim="less than its authors claim")
+        >>> noise.up.std
+        0.5
+    """
 
     up: Mechanism
     """On a client's clipped parameters."""
@@ -102,10 +128,20 @@ class OwnNoise:
 
 @dataclass(frozen=True)
 class ServerStep:
-    """How the server moves: model += learning_rate * v, v = momentum * v + mean update."""
+    """How the server moves: model += learning_rate * v, v = momentum * v + mean update.
+
+    Example:
+        >>> import torch
+        >>> from udpfl.algorithms import ServerStep
+        >>> step = ServerStep(learning_rate=0.5)
+        >>> step.apply(step.init(torch.zeros(2)), torch.ones(2))["model"]
+        tensor([0.5000, 0.5000])
+    """
 
     learning_rate: float = 1.0
+    """What the step is multiplied by."""
     momentum: float = 0.0
+    """How much of the last step is kept, in [0, 1)."""
 
     def init(self, parameters: Tensor) -> Tensors:
         """The server's state at the start."""
@@ -123,7 +159,22 @@ class ServerStep:
 
 
 class Algorithm(ABC):
-    """A federated method. Options of the configuration become keyword arguments of `__init__`."""
+    """A federated method. Options of the configuration become keyword arguments of `__init__`.
+
+    Args:
+        server: How the server moves, from the settings of the run.
+
+    Example:
+        >>> import torch
+        >>> from udpfl import Algorithm
+        >>> from udpfl.algorithms import ServerStep, stacked
+        >>> class Unweighted(Algorithm):
+        ...     name = "unweighted"
+        ...     def aggregate(self, server, messages):
+        ...         return self.server.apply(server, stacked(messages, "update").mean(0))
+        >>> Unweighted(ServerStep()).init(torch.zeros(2))["model"]
+        tensor([0., 0.])
+    """
 
     name: ClassVar[str]
     trainings: ClassVar[int] = 1
@@ -228,19 +279,74 @@ def local_update(
 ) -> Tensor:
     """How far every client moves from the model it received [L, d], in one training.
 
-    `lane` is what `correct` gets to see beside its gradient, [L, ...].
+    Args:
+        received: What the server sent; its entry "model" [d] is where training starts.
+        train: Trains the clients of this call, privately.
+        correct: Post-processes each noisy gradient; none if left out.
+        **lane: What `correct` gets to see beside its gradient, [L, ...].
+
+    Returns:
+        The parameters after training less those before [L, d].
+
+    Example:
+        >>> import torch
+        >>> from udpfl.algorithms import local_update
+        >>> class Add:
+        ...     clients = ("a", "b")
+        ...     def __call__(self, start, correct=None, state=None): return start + 1
+        >>> local_update({"model": torch.zeros(3)}, Add()).shape
+        torch.Size([2, 3])
     """
     start = received["model"].expand(len(train.clients), -1)
     return train(start, correct, lane) - start
 
 
 def stacked(messages: Sequence[ClientMessage], name: str) -> Tensor:
-    """One tensor of all messages, with a leading axis of messages."""
+    """One tensor of all messages, with a leading axis of messages.
+
+    Args:
+        messages: At least one.
+        name: Which of their tensors.
+
+    Returns:
+        [messages, ...], in the order of the messages.
+
+    Raises:
+        KeyError: A message has no tensor of this name.
+
+    Example:
+        >>> import torch
+        >>> from udpfl import ClientMessage
+        >>> from udpfl.algorithms import stacked
+        >>> answers = [ClientMessage(name, 1, {"update": torch.ones(3)}) for name in "ab"]
+        >>> stacked(answers, "update").shape
+        torch.Size([2, 3])
+    """
     return torch.stack([message.tensors[name] for message in messages])
 
 
 def weighted_mean(messages: Sequence[ClientMessage], name: str) -> Tensor:
-    """Mean of one tensor over the messages, weighted by declared public sizes."""
+    """Mean of one tensor over the messages, weighted by declared public sizes.
+
+    Args:
+        messages: At least one, each with a "declared_size" in its metadata.
+        name: Which of their tensors.
+
+    Returns:
+        A tensor of the same shape.
+
+    Raises:
+        KeyError: A message has no tensor of this name, or no declared size.
+
+    Example:
+        >>> import torch
+        >>> from udpfl import ClientMessage
+        >>> from udpfl.algorithms import weighted_mean
+        >>> sizes = {1.0: {"declared_size": 3}, 5.0: {"declared_size": 1}}
+        >>> all_ = [ClientMessage("", 1, {"w": torch.tensor([v])}, (), s) for v, s in sizes.items()]
+        >>> weighted_mean(all_, "w")
+        tensor([2.])
+    """
     weights = [message.weight for message in messages]
     total = sum(weights)
     mean = torch.zeros_like(messages[0].tensors[name])

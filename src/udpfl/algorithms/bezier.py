@@ -39,12 +39,25 @@ _OF_THETA: dict[Constants, tuple[float, float, float]] = {
 class Bezier(Algorithm):
     """Step to a point of the curve between the old model and the average of the new ones.
 
-    `smoothness` is L: the step s has the length 1/L, in the direction of v - w. Without it s is
-    v - w itself: a client's learning rate then is the 1/L of the theorem, and with the corrected
-    constants the mean over r is federated averaging. `r` fixes the place instead of drawing it.
-
     Guarantee: theta and w+ are made of released models alone, so a round costs what federated
     averaging would.
+
+    Args:
+        server: How the server moves, to the point of the curve.
+        constants: Of the control point: "corrected", or "paper" as printed there.
+        smoothness: L: the step s has the length 1/L, in the direction of v - w. Without it s is v -
+            w itself: a client's learning rate then is the 1/L of the theorem, and with the
+            corrected constants the mean over r is federated averaging.
+        r: Fixes the place on the curve, in [0, 1], instead of drawing it.
+
+    Raises:
+        InvalidInput: An option is out of range.
+
+    Example:
+        >>> import torch
+        >>> from udpfl.algorithms import Bezier, ServerStep
+        >>> Bezier(ServerStep(), r=0.5).theta(torch.zeros(1), torch.ones(1))
+        tensor([2.])
     """
 
     name = "bezier"

@@ -23,6 +23,18 @@ class DpFedAvg(FedAvg):
     Guarantee: whoever sees the models, and not what reaches the server, learns of a client what
     noise on a Poisson-sampled sum tells. Every client pays in every round, whether its coin let it
     take part or not.
+
+    Args:
+        server: How the server moves.
+        participation: Probability in (0, 1] that a client takes part in a round.
+
+    Raises:
+        InvalidInput: `participation` is out of range.
+
+    Example:
+        >>> from udpfl.algorithms import DpFedAvg, ServerStep
+        >>> DpFedAvg(ServerStep(), participation=0.5).participation
+        0.5
     """
 
     name = "dp-fedavg"

@@ -18,6 +18,15 @@ class FedAvg(Algorithm):
 
     Guarantee: a message is a function of the client's noisy releases and of what it received, so it
     costs exactly what those releases cost.
+
+    Args:
+        server: How the server moves.
+
+    Example:
+        >>> import torch
+        >>> from udpfl.algorithms import FedAvg, ServerStep
+        >>> FedAvg(ServerStep()).init(torch.zeros(2))
+        {'model': tensor([0., 0.])}
     """
 
     name = "fedavg"

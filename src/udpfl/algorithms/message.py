@@ -22,11 +22,23 @@ Tensors = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class ClientMessage:
-    """One client's answer in one round. Nothing else of a client ever reaches the server."""
+    """One client's answer in one round. Nothing else of a client ever reaches the server.
+
+    Example:
+        >>> import torch
+        >>> from udpfl import ClientMessage
+        >>> tensors = {"update": torch.zeros(3)}
+        >>> message = ClientMessage("clinic", 1, tensors, metadata={"declared_size": 200})
+        >>> message.weight
+        200.0
+    """
 
     client: str
+    """Its name; empty where a shuffler has taken it off."""
     round: int
+    """The first is 1."""
     tensors: Tensors
+    """What is released, by name."""
     events: tuple[str, ...] = ()
     """What releasing the tensors cost, as `event_to_json` writes it; empty where no privacy is
     claimed. Only text: whoever receives a message builds nothing from what it names."""

@@ -42,6 +42,23 @@ class ModeConnectivity(Algorithm):
 
     Guarantee: only released messages and public records enter, so a round costs what federated
     averaging would; the public records are not protected.
+
+    Args:
+        server: How the server moves, to the merged model.
+        curve: "bezier" or "chain".
+        point: Which point goes on, as above.
+        steps: Steps in which a curve is trained.
+        learning_rate: Of those steps.
+        batch: Public records of one step.
+        points: Evenly spaced points that "best" tries, from 2.
+
+    Raises:
+        InvalidInput: An option is out of range.
+
+    Example:
+        >>> from udpfl.algorithms import ModeConnectivity, ServerStep
+        >>> ModeConnectivity(ServerStep(), point="size", steps=0).needs_public
+        True
     """
 
     name = "mode-connectivity"

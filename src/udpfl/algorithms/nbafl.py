@@ -45,13 +45,24 @@ class NbAFL(FedProx):
     """Clients send clipped and noised parameters, for privacy.unit = "client".
 
     `privacy.clip` is C; `privacy.epsilon` and `privacy.delta` are what the authors' formulas aim
-    at, and no budget: this noise could not keep it. Option `exposures` is L, all rounds if not set,
-    since the server sees every upload. `mu` is the strength of the pull to the global model. The
-    server's learning rate and momentum, 1 and 0 in the paper, act on the step to the mean.
+    at, and no budget: this noise could not keep it.
 
     Guarantee: what the accountant says of Gaussian noise on a vector that moves by 2 C, once in
     every round, for a client and all its records. Noise on the way down changes nothing for whoever
     sees the uploads: it is added to a function of them.
+
+    Args:
+        server: Its learning rate and momentum, 1 and 0 in the paper, act on the step to the mean.
+        exposures: L; all rounds if left out, since the server sees every upload.
+        mu: Strength of the pull to the global model.
+
+    Raises:
+        InvalidInput: An option is out of range.
+
+    Example:
+        >>> from udpfl.algorithms import NbAFL, ServerStep
+        >>> NbAFL(ServerStep(), exposures=5).sends_update
+        False
     """
 
     name = "nbafl"

@@ -18,10 +18,13 @@ class PublicData:
     """
 
     model: LaneModel
+    """Computes losses and gradients on these records."""
     inputs: Tensor
     """[n, ...]; n = 0 where nothing was set aside."""
     targets: Tensor
+    """Labels [n], or values [n, k]."""
     seed: int
+    """Of the run; everybody may know it."""
 
     def __deepcopy__(self, memo: object) -> PublicData:
         """Copies of a method share it: it is public, and nothing writes to it."""

@@ -150,7 +150,35 @@ def connect(
     points: int = 21,
     seed: int = 0,
 ) -> Connection:
-    """Train a curve between the models of two runs and measure the way along it."""
+    """Train a curve between the models of two runs and measure the way along it.
+
+    Args:
+        first: The folder of a finished run.
+        second: That of another run of the same architecture.
+        kind: "bezier" or "chain".
+        search: How the curve is trained.
+        points: Places along the way that are measured, from 3.
+        seed: Of the records that train the curve, and of their order.
+
+    Returns:
+        Loss and accuracy along the straight line and along the curve.
+
+    Raises:
+        InvalidInput: A folder has no finished run, the architectures differ, or `points` is below
+            3.
+
+    Example:
+        >>> import udpfl
+        >>> from pathlib import Path
+        >>> from udpfl.analysis.between_runs import connect
+        >>> rows = "".join(f"{age},{age % 2}\\n" for age in range(100))
+        >>> _ = Path("ages.csv").write_text("age,ill\\n" + rows)
+        >>> data = {"name": "table", "options": {"path": "ages.csv", "target": "ill"}, "test": 0.5}
+        >>> base = {"data": data, "model": {"name": "logistic"}, "training": {"rounds": 1}}
+        >>> first, second = (udpfl.run(base, threads=1, out=folder).folder for folder in "ab")
+        >>> connect(first, second, points=3).line.places
+        (0.0, 0.5, 1.0)
+    """
     if isinstance(points, bool) or not isinstance(points, int) or points < 3:
         raise InvalidInput("points", f"must be a whole number from 3, got {points!r}")
     search = search or Search()

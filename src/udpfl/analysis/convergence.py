@@ -156,8 +156,31 @@ def measure(
 ) -> Measured:
     """Train from w = 0, `repetitions` times with fresh samples and noise.
 
-    `scale` times a draw of `noise` is added to every coordinate of every client's gradient: one
-    over sampling rate times declared size, for noise that is calibrated to the sum.
+    Args:
+        problem: A convex problem with its clients and their records.
+        noise: On every client's gradient; none if left out.
+        scale: Times a draw of `noise` is added to every coordinate: one over sampling rate times
+            declared size, for noise that is calibrated to the sum.
+        local_steps: Steps between two averages.
+        rate: Probability in (0, 1] with which a record takes part in a step.
+        steps: In all.
+        repetitions: Over which the squared distance is averaged.
+        seed: Of samples and noise.
+
+    Returns:
+        The distance to the optimum by step, and what its bound is made of.
+
+    Raises:
+        InvalidInput: A number is out of range.
+
+    Example:
+        >>> from udpfl import Gaussian
+        >>> from udpfl.analysis.convergence import measure
+        >>> from udpfl.analysis.convex import Convex
+        >>> problem = Convex.drawn("quadratic", clients=2, records=10, dimension=3)
+        >>> found = measure(problem, noise=Gaussian(0.1), steps=20, repetitions=5)
+        >>> len(found.distances)
+        21
     """
     _require_sizes(local_steps, steps, repetitions, rate)
     rng = np.random.default_rng([*b"measure", seed])
@@ -185,17 +208,22 @@ def measure(
         if (t + 1) % local_steps == 0:
             w[:] = np.einsum("k,rkd->rd", problem.shares, w)[:, None]
         note(t + 1)
-    constants = Constants(
+    added = 0.0 if noise is None else dimension * scale**2 * noise.variance
+    constants = _constants(problem, largest, added, local_steps)
+    return Measured(constants, distances, spreads, largest.record)
+
+
+def _constants(problem: Convex, largest: _Largest, noise: float, local_steps: int) -> Constants:
+    return Constants(
         smoothness=problem.smoothness,
-        convexity=mu,
+        convexity=problem.convexity,
         heterogeneity=problem.heterogeneity(),
         sampling=tuple(float(s) for s in largest.sampling),
         gradient=largest.gradient,
-        noise=0.0 if noise is None else dimension * scale**2 * noise.variance,
+        noise=noise,
         shares=tuple(float(p) for p in problem.shares),
         local_steps=local_steps,
     )
-    return Measured(constants, distances, spreads, largest.record)
 
 
 def _require_sizes(local_steps: int, steps: int, repetitions: int, rate: float) -> None:

@@ -67,9 +67,29 @@ def errors(
 ) -> list[ErrorRow]:
     """Both errors after each number of releases in `places` (rising), formula beside sample.
 
-    `scale` is what noise is multiplied by on its way into the model: learning rate over sampling
-    rate times declared size. Coordinates are independent and alike, so `trials` of them are drawn
-    and stand for all `dimension`.
+    Coordinates are independent and alike, so `trials` of them are drawn and stand for all
+    `dimension`.
+
+    Args:
+        noise: On every coordinate.
+        places: Numbers of releases, rising; `milestones` makes some.
+        dimension: Coordinates of a release.
+        scale: What noise is multiplied by on its way into the model: learning rate over sampling
+            rate times declared size.
+        trials: Coordinates that are drawn, at least 2.
+        seed: Of the sample.
+
+    Returns:
+        One row for each number of releases.
+
+    Raises:
+        InvalidInput: A number is out of range.
+
+    Example:
+        >>> from udpfl import Gaussian
+        >>> from udpfl.analysis.errors import errors
+        >>> [row.bound for row in errors(Gaussian(2.0), [1, 100], dimension=3, trials=50)]
+        [6.0, 60.0]
     """
     for name, value in (("dimension", dimension), ("trials", trials)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 2 - (name != "trials"):

@@ -70,7 +70,30 @@ def study(
     factors: Sequence[float] = FACTORS,
     **options: Any,
 ) -> Study:
-    """Train at each multiple of the variance; `options` are those of `measure`."""
+    """Train at each multiple of the variance.
+
+    Args:
+        problem: A convex problem with its clients and their records.
+        noise: Its variance is multiplied.
+        scale: As for `measure`.
+        factors: Multiples of the variance; 0 for a training without noise.
+        **options: Those of `measure`.
+
+    Returns:
+        One measurement for each multiple, and the steps that each takes to the same distance.
+
+    Raises:
+        InvalidInput: A number is out of range.
+
+    Example:
+        >>> from udpfl import Gaussian
+        >>> from udpfl.analysis.convex import Convex
+        >>> from udpfl.analysis.extra_rounds import study
+        >>> problem = Convex.drawn("quadratic", clients=2, records=10, dimension=3)
+        >>> found = study(problem, Gaussian(0.1), 1.0, factors=(0, 1), steps=20, repetitions=5)
+        >>> len(found.levels)
+        2
+    """
     levels = [
         measure(problem, noise=noise if f else None, scale=scale * math.sqrt(f), **options)
         for f in factors
@@ -111,6 +134,27 @@ def network_curves(config: Config, epsilons: Sequence[float]) -> list[NetworkCur
 
     The runs are thrown away; a shared ledger is not charged. The first is not private, and the
     test records have seen all of them.
+
+    Args:
+        config: With privacy, and without a shared ledger.
+        epsilons: Budgets to train within; that of the configuration if there are none.
+
+    Returns:
+        Loss and accuracy by round, of the run without noise and of each of the others.
+
+    Raises:
+        InvalidInput: The configuration names a ledger.
+        Unsupported: Its privacy is turned off.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from udpfl.analysis.extra_rounds import network_curves
+        >>> from udpfl.config import load
+        >>> _ = Path("ages.csv").write_text("age,ill\\n" + "20,0\\n70,1\\n" * 20)
+        >>> data = {"name": "table", "options": {"path": "ages.csv", "target": "ill"}}
+        >>> base = {"data": data, "model": {"name": "logistic"}, "training": {"rounds": 1}}
+        >>> [curve.name for curve in network_curves(load(base), [8])]
+        ['clipped, without noise', 'ε = 8.0']
     """
     from udpfl.config import load
 

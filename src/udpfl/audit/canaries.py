@@ -19,6 +19,22 @@ def canary(name: str, sensitivity: Sensitivity) -> Floats:
 
     A dirac changes one coordinate and cannot tell scalar accounting from the truth. A dense one
     changes all of them alike. A file (.npy, or text) holds a gradient, which is clipped.
+
+    Args:
+        name: "dirac", "dense", or the path of the file.
+        sensitivity: The bound, its norm, and the dimension.
+
+    Returns:
+        The shift [d].
+
+    Raises:
+        InvalidInput: There is no such file, it does not fit, or the dimension is not known.
+
+    Example:
+        >>> from udpfl import Sensitivity
+        >>> from udpfl.audit import canary
+        >>> canary("dense", Sensitivity(1.0, dimension=4))
+        array([0.5, 0.5, 0.5, 0.5])
     """
     dimension = sensitivity.coordinates
     if name == "dirac":

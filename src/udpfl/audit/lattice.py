@@ -139,8 +139,28 @@ def audit_lattice(
     """Try to refute what is said of rounding, for so many noisy numbers in a run.
 
     Guarantee: a true statement is refuted with probability `error` at most, as far as numbers of
-    the other sum are spread evenly over the few that are looked at. `noiser` adds noise to one lane
-    in place of the engine's own.
+    the other sum are spread evenly over the few that are looked at.
+
+    Args:
+        mechanism: The noise.
+        numbers: Noisy numbers that the run releases.
+        epsilon: What the run claims, before rounding is counted.
+        claim: The claim in words, for the verdict.
+        noiser: Adds noise to one lane in place of the engine's own.
+        trials: At least 100.
+        error: In (0, 1).
+
+    Returns:
+        The verdict on epsilon and delta with rounding counted.
+
+    Raises:
+        InvalidInput: There are too few trials, or `error` is out of range.
+
+    Example:
+        >>> from udpfl import Laplace
+        >>> from udpfl.audit import audit_lattice
+        >>> audit_lattice(Laplace(1.0), numbers=100, epsilon=1.0, trials=100).refuted
+        False
     """
     check_error(error)
     check_trials(trials)

@@ -105,7 +105,25 @@ def _many(number: int, word: str) -> str:
 def audit_ledger(path: Path, delta: float = 1e-5) -> LedgerAudit:
     """Check the ledger of that name, or of that run's folder, against a second computation.
 
-    Epsilon is compared at the delta of each account's budget and, without one, at `delta`.
+    Args:
+        path: The file of a ledger, or a run folder.
+        delta: Where epsilon of accounts without a budget is compared; with one, its own delta
+            counts.
+
+    Returns:
+        What both computations say of every account, and the problems that were found.
+
+    Raises:
+        InvalidInput: `delta` is out of range, or there is no ledger.
+        LedgerError: The file cannot be read.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from udpfl import Ledger
+        >>> from udpfl.audit import audit_ledger
+        >>> Ledger("ledger.sqlite").close()
+        >>> audit_ledger(Path("ledger.sqlite")).sound
+        True
     """
     if not 0 <= delta < 1:
         raise InvalidInput("delta", f"must lie in [0, 1), got {delta!r}")

@@ -37,6 +37,30 @@ def audit_releases(
 
     Guarantee: a claim that is true is refuted with probability `error` at most, and a Gaussian
     estimate, where there is one, is too large within the same error.
+
+    Args:
+        releases: The noise, what one record shifts, and how often.
+        epsilon: Of the claim.
+        delta: Of the claim.
+        claim: The claim in words, for the verdict.
+        trials: In each world; at least 100.
+        error: In (0, 1).
+        stream: Where randomness comes from; the operating system if left out.
+        noiser: Adds the noise in place of the engine's own, to see whether a wrong one is caught.
+
+    Returns:
+        The verdict: refuted or not, by how much, and what would have been caught.
+
+    Raises:
+        InvalidInput: There are too few trials, or `error` is out of range.
+
+    Example:
+        >>> import numpy as np
+        >>> from udpfl import Gaussian
+        >>> from udpfl.audit import Releases, audit_releases
+        >>> releases = Releases(Gaussian(0.1), np.ones(1))
+        >>> audit_releases(releases, epsilon=1.0, delta=1e-5, trials=1000).refuted
+        True
     """
     check_error(error)
     check_trials(trials)

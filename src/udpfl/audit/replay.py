@@ -58,21 +58,42 @@ class Protection(Protocol):
 
 @dataclass(frozen=True)
 class Subject:
-    """What is audited: a model as it is, other records, a canary, and what is released."""
+    """What is audited: a model as it is, other records, a canary, and what is released.
+
+    Raises:
+        InvalidInput: The rate is below 1 and there are other records.
+
+    Example:
+        >>> import torch
+        >>> from udpfl import Gaussian, Release, Sensitivity
+        >>> from udpfl.audit import Subject
+        >>> inputs, targets = torch.eye(2), torch.zeros(2, dtype=torch.long)
+        >>> loss = torch.nn.CrossEntropyLoss(reduction="none")
+        >>> release = Release(Gaussian(1.0), Sensitivity(1.0, dimension=6))
+        >>> Subject(torch.nn.Linear(2, 2), loss, inputs, targets, release).clipped().shape
+        (2, 6)
+    """
 
     network: nn.Module
+    """With the weights at which gradients are computed."""
     loss: Loss
+    """Gives one number per sample."""
     inputs: Tensor
     """All records; the last one is the canary."""
     targets: Tensor
+    """Of all records."""
     release: Release
+    """The clip and the noise that are claimed."""
     rate: float = 1.0
+    """Probability with which the canary takes part in a step."""
     steps: int = 1
+    """Releases of one trial."""
     protection: Protection | None = None
     """Clipping and noise other than what the release says, to see whether that is caught."""
     chunk: int | None = None
     """Records that are computed at once, as with `training.chunk`."""
     device: torch.device | str = "cpu"
+    """Where the engine computes."""
 
     def __post_init__(self) -> None:
         if self.rate < 1 and len(self.inputs) > 1:
@@ -187,6 +208,34 @@ def audit_engine(
 
     Guarantee: a claim that is true is refuted with probability `error` at most. Where the stream is
     keyed the adversary has the key, and knows when the canary would take part.
+
+    Args:
+        subject: The model, the records and what is released.
+        delta: At which the accountant is asked.
+        trials: In each world; at least 100.
+        error: In (0, 1).
+        stream: Where randomness comes from; the operating system if left out.
+        claim: The claim in words, for the verdict.
+        accountant: "rdp", "pld" or "best".
+        accounting: "vector", or "scalar", which may well be refuted.
+
+    Returns:
+        The verdict on what the accountant says.
+
+    Raises:
+        InvalidInput: There are too few trials, or `error` is out of range.
+        Unsupported: The accountant has no proved bound for the releases.
+
+    Example:
+        >>> import torch
+        >>> from udpfl import Gaussian, Release, Sensitivity
+        >>> from udpfl.audit import Subject, audit_engine
+        >>> loss = torch.nn.CrossEntropyLoss(reduction="none")
+        >>> release = Release(Gaussian(1.0), Sensitivity(1.0, dimension=6))
+        >>> records = torch.ones(1, 2), torch.zeros(1, dtype=torch.long)
+        >>> subject = Subject(torch.nn.Linear(2, 2), loss, *records, release)
+        >>> audit_engine(subject, delta=1e-5, trials=100, error=1e-6).refuted
+        False
     """
     check_error(error)
     source = stream or Entropy()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -189,21 +189,39 @@ def audit_run(
     """Verdicts on a run's claims: its steps replayed, and the whole run trained once.
 
     Guarantee: claims that are all true are refuted, any of them, with probability `error` at most.
-    `canaries` are 200, or half of a smaller client's records; 0 leaves the training out. What was
-    handed to `udpfl.run` in Python, `data`, `model` or `loss`, is handed over here as well. Code
-    that only a folder names is refused until `udpfl.plugins.trust` allows it.
+
+    Args:
+        where: A run folder, or a configuration, as a file or a `Config`. Code that only a folder
+            names is refused until `udpfl.plugins.trust` allows it.
+        trials: Replays in each world; at least 100.
+        canaries: In the run that is trained: 200, or half of a smaller client's records, if left
+            out; 0 leaves the training out.
+        error: In (0, 1), for all verdicts together.
+        data: What was handed to `udpfl.run` in Python as data, if anything was.
+        model: The same for the model.
+        loss: The same for the loss.
+
+    Returns:
+        One verdict for each claim.
+
+    Raises:
+        InvalidInput: A number is out of range, or there is no such run or configuration.
+        Unsupported: Nothing is claimed that could be refuted.
+
+    Example:
+        >>> import numpy as np
+        >>> from udpfl.audit import audit_run
+        >>> from udpfl.config import load
+        >>> config = load({"data": {"clients": 2}, "model": {"name": "logistic"}})
+        >>> data = (np.eye(2).repeat(20, 0), np.arange(40) % 2)
+        >>> found = audit_run(config, data=data, trials=100, canaries=0, error=1e-6)
+        >>> any(verdict.refuted for verdict in found)
+        False
     """
     check_error(error)
     check_trials(trials)
     target = Target.of(where, data, model, loss)
-    size = len(target.records)
-    count = min(200, size // 2) if canaries is None else canaries
-    if count and not 10 <= count <= size // 2:
-        raise InvalidInput(
-            "canaries",
-            f"must be 0, or from 10 to half of the {size} records of {target.plan.name}, "
-            f"got {count}",
-        )
+    count = _canary_count(target, canaries)
     delta = target.plan.budget.delta if target.plan.budget else 1e-5
     whole, deltas = target.release.unit == "client", (FAR, delta)
     subjects = {} if whole else target.subjects()
@@ -214,15 +232,7 @@ def audit_run(
         both = target.whole()  # trained once, for all rounds and every delta
         verdicts += [_client(target, both, own, trials, d, share) for own in rounds for d in deltas]
     for name, subject in subjects.items():
-        stream = Entropy()
-        worlds = replayed(subject, trials, stream)  # one set of replays answers for every delta
-        alternative = None
-        for d in deltas:
-            epsilon = target.epsilon(subject.claim, d)
-            claim = f"{target.plan.name}, {name}"
-            verdict = verdict_of(subject, worlds, stream, epsilon, d, share, claim, alternative)
-            alternative = verdict.alternative
-            verdicts.append(verdict)
+        verdicts += _replayed(target, name, subject, trials, deltas, share)
     verdicts.append(_lattice(target, delta, share))
     claimed = _claimed_of_a_record(target, delta) if count else None
     if claimed is not None and claimed[1] == 1:
@@ -234,6 +244,39 @@ def audit_run(
     elif claimed is not None:
         verdicts.append(_trained(target, count, *claimed, share))
     return verdicts
+
+
+def _canary_count(target: Target, canaries: int | None) -> int:
+    """How many records of the client are canaries in a run that is trained."""
+    size = len(target.records)
+    count = min(200, size // 2) if canaries is None else canaries
+    if count and not 10 <= count <= size // 2:
+        raise InvalidInput(
+            "canaries",
+            f"must be 0, or from 10 to half of the {size} records of {target.plan.name}, "
+            f"got {count}",
+        )
+    return count
+
+
+def _replayed(
+    target: Target,
+    name: str,
+    subject: Subject,
+    trials: int,
+    deltas: Sequence[float],
+    error: float,
+) -> Iterator[Verdict]:
+    """One verdict for each delta, on the steps of one subject."""
+    stream = Entropy()
+    worlds = replayed(subject, trials, stream)  # one set of replays answers for every delta
+    alternative = None
+    for d in deltas:
+        epsilon = target.epsilon(subject.claim, d)
+        claim = f"{target.plan.name}, {name}"
+        verdict = verdict_of(subject, worlds, stream, epsilon, d, error, claim, alternative)
+        alternative = verdict.alternative
+        yield verdict
 
 
 def _lattice(target: Target, delta: float, error: float) -> Verdict:

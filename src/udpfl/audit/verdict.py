@@ -16,15 +16,27 @@ POWER = 0.99
 
 @dataclass(frozen=True)
 class Test:
-    """One event that the adversary counted in both worlds, and what that proves."""
+    """One event that the adversary counted in both worlds, and what that proves.
+
+    Example:
+        >>> from udpfl.audit import Test
+        >>> test = Test("score > 3", 900, 1000, 10, 1000, delta=1e-5, error=0.05)
+        >>> round(test.proved, 1)
+        3.9
+    """
 
     event: str
+    """What was counted, in words."""
     hits: int
     """Trials in which it happened in the world where it should be frequent."""
     trials: int
+    """In that world."""
     false_hits: int
+    """Trials in which it happened in the other world."""
     false_trials: int
+    """In the other world."""
     delta: float
+    """At which epsilon is bounded."""
     error: float
     """Probability that `proved` is too large."""
 
@@ -74,8 +86,11 @@ class Verdict:
     claim: str
     """What was claimed, in words."""
     epsilon: float
+    """That is claimed."""
     delta: float
+    """That is claimed."""
     tests: tuple[Evidence, ...]
+    """What was counted."""
     error: float
     """Probability that a true claim is refuted or the estimate too large, all tests together."""
     estimate: float | None = None

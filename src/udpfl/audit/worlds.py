@@ -23,14 +23,24 @@ _AT_ONCE = 1 << 21
 
 @dataclass(frozen=True)
 class Releases:
-    """What is repeated: a sum that one record shifts, plus noise, a number of times."""
+    """What is repeated: a sum that one record shifts, plus noise, a number of times.
+
+    Example:
+        >>> import numpy as np
+        >>> from udpfl import Gaussian
+        >>> from udpfl.audit import Releases
+        >>> Releases(Gaussian(1.0), np.ones(3), steps=2).scores(5, present=True).shape
+        (5,)
+    """
 
     mechanism: Mechanism
     """The noise that is claimed; the adversary's score is about this."""
     shift: Floats
     """What the record adds to the sum whenever it takes part."""
     steps: int = 1
+    """How many releases an adversary sees in one trial."""
     rate: float = 1.0
+    """Probability with which the record takes part in a release."""
 
     def scores(
         self,

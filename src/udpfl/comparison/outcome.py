@@ -28,12 +28,19 @@ class SeedRun:
     """One run of a cell: its final figure and its privacy, or why there is none."""
 
     seed: int
+    """Of the run."""
     folder: Path | None
+    """Where the run is kept; None where its settings were refused."""
     metric: str | None = None
+    """Which figure `value` is: "accuracy" or "rmse"."""
     value: float | None = None
+    """The figure of the final model on the test records."""
     privacy: PrivacyStatement | None = None
+    """What the run cost its costliest client."""
     seconds: float | None = None
+    """How long it took."""
     failed: str | None = None
+    """Why it did not come to its end; None where it did."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -52,7 +59,9 @@ class Row:
     """One cell of the grid."""
 
     settings: Mapping[str, Any]
+    """The value of every varied key."""
     runs: tuple[SeedRun, ...]
+    """One for each seed."""
 
     @property
     def done(self) -> list[SeedRun]:
@@ -114,10 +123,13 @@ class Comparison(Sequence[Row]):
     """All rows, in the order of the grid."""
 
     rows: tuple[Row, ...]
+    """One for each cell."""
     keys: tuple[str, ...]
     """The varied keys, in full."""
     seeds: tuple[int, ...]
+    """With which every cell was run."""
     folder: Path
+    """Where all runs are kept."""
     trained: int = 0
     """Runs that were trained by this call, from their beginning or from a checkpoint on."""
     resumed: int = 0

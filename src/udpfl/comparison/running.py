@@ -21,7 +21,13 @@ log = logging.getLogger(__name__)
 
 
 class ComparisonInterrupted(KeyboardInterrupt):
-    """A comparison that was asked to stop; the same call goes on from there."""
+    """A comparison that was asked to stop; the same call goes on from there.
+
+    Args:
+        folder: Of the comparison.
+        done: Runs that are finished.
+        total: Runs in all.
+    """
 
     def __init__(self, folder: Path, done: int, total: int) -> None:
         self.folder, self.done, self.total = folder, done, total
@@ -40,14 +46,38 @@ def compare(
 ) -> Comparison:
     """Run every combination of the values in `vary` with every seed, and put them side by side.
 
-    `vary` maps keys of a configuration to lists of values; the last part of a key is enough where
-    only one key ends like it. `seeds` is a number of seeds, counted from 0, or the seeds. `config`
-    and `sections` are those of `udpfl.run`. Every run has a folder and a ledger of its own under
-    `out`. The same call again reads what is finished, goes on with what was interrupted and tries
-    again what failed; so does a larger grid over the same base. `jobs` processes share the work.
+    Every run has a folder and a ledger of its own. The same call again, or one with a larger grid
+    over the same base, reads what is finished, goes on with what was interrupted and tries again
+    what failed.
 
     Guarantee: that of each run by itself. A record pays in every run it takes part in, and whoever
     chooses a run by its result has looked at all of them: `Comparison.selection` has their total.
+
+    Args:
+        config: The base of all runs, as for `udpfl.run`.
+        vary: Lists of values by key, or by the last part of a key where only one ends like it.
+        seeds: A number of seeds, counted from 0, or the seeds.
+        out: The folder of the comparison; named after the settings if left out.
+        jobs: Processes that share the work.
+        tell: Called with runs done, runs in all, and the run under way.
+        **sections: Settings on top of `config`, as for `udpfl.run`.
+
+    Returns:
+        A row for each combination; runs that failed are in it, with the reason.
+
+    Raises:
+        InvalidInput: A setting, a key or a value is wrong.
+        ComparisonInterrupted: Somebody asked it to stop.
+
+    Example:
+        >>> import udpfl
+        >>> from pathlib import Path
+        >>> _ = Path("ages.csv").write_text("age,ill\\n" + "20,0\\n70,1\\n" * 20)
+        >>> data = {"name": "table", "options": {"path": "ages.csv", "target": "ill"}}
+        >>> base = {"data": data, "model": {"name": "logistic"}, "training": {"rounds": 1}}
+        >>> rows = udpfl.compare(base, vary={"privacy.epsilon": [2, 8]}, seeds=1, threads=1)
+        >>> [row.settings["privacy.epsilon"] for row in rows]
+        [2, 8]
     """
     base = load(config, sections)
     if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1:
@@ -55,13 +85,7 @@ def compare(
     grid = grid_of(base, vary or {}, seeds)
     path = Path(out or base.out or default_folder(base, grid.keys))
     with comparison_folder(path, base, grid.keys) as folder:
-        placed = {
-            (number, seed): Job(folder.place(cell.seeded(seed), cell.settings), cell.seeded(seed))
-            for seed in grid.seeds  # every cell once before any cell twice: what fails, fails early
-            for number, cell in enumerate(grid.cells)
-            if cell.config is not None
-        }
-        folder.write()
+        placed = _place(folder, grid)
         everything = list({job.folder: job for job in placed.values()}.values())
         waiting = [job for job in everything if not job.finished]
         found = len(everything) - len(waiting)
@@ -73,14 +97,23 @@ def compare(
         except KeyboardInterrupt:
             done = sum(job.finished for job in everything)
             raise ComparisonInterrupted(path, done, len(everything)) from None
-        rows = tuple(
-            _row(cell, grid, {s: placed.get((number, s)) for s in grid.seeds}, progress.failed)
-            for number, cell in enumerate(grid.cells)
-        )
+        rows = _rows(grid, placed, progress.failed)
         selection = _selection(folder, everything)
         _report(folder, [job.folder for job in everything if job.finished], rows, selection)
     trained, resumed = (sum(job.finished for job in jobs) for jobs in (waiting, begun))
     return Comparison(rows, grid.keys, grid.seeds, path, trained, resumed, found, selection)
+
+
+def _place(folder: ComparisonFolder, grid: Grid) -> dict[tuple[int, int], Job]:
+    """Every run by the number of its cell and its seed, each in a folder that is noted on disk."""
+    placed = {
+        (number, seed): Job(folder.place(cell.seeded(seed), cell.settings), cell.seeded(seed))
+        for seed in grid.seeds  # every cell once before any cell twice: what fails, fails early
+        for number, cell in enumerate(grid.cells)
+        if cell.config is not None
+    }
+    folder.write()
+    return placed
 
 
 def _train_all(waiting: Sequence[Job], jobs: int, progress: Progress) -> None:
@@ -92,6 +125,15 @@ def _train_all(waiting: Sequence[Job], jobs: int, progress: Progress) -> None:
     for job in waiting:
         progress.advance(job, 0.0)
         progress.end(job, job.train(partial(progress.advance, job)))
+
+
+def _rows(
+    grid: Grid, placed: Mapping[tuple[int, int], Job], failed: Mapping[Path, str]
+) -> tuple[Row, ...]:
+    return tuple(
+        _row(cell, grid, {seed: placed.get((number, seed)) for seed in grid.seeds}, failed)
+        for number, cell in enumerate(grid.cells)
+    )
 
 
 def _row(

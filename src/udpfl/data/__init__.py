@@ -41,20 +41,65 @@ def load(
     test: float = 0.2,
     options: Mapping[str, Any] | None = None,
 ) -> DataSet:
-    """Load a built-in data set by name."""
+    """Load a built-in data set by name.
+
+    Args:
+        name: One of `BUILT_IN`.
+        seed: Chooses the test records where there is no official split.
+        directory: Where data sets lie; the data directory of this machine if left out.
+        test: Share to hold out where there is no official split.
+        options: Of this data set, such as the path of a "table".
+
+    Returns:
+        Its records to train on and to test on.
+
+    Raises:
+        InvalidInput: The name or an option is not known, or the files are not there or not right.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from udpfl.data import load
+        >>> _ = Path("ages.csv").write_text("age,ill\\n20,0\\n30,0\\n60,1\\n70,1\\n")
+        >>> load("table", test=1, options={"path": "ages.csv", "target": "ill"}).input_shape
+        (1,)
+    """
     loader = _loader(name)
     return loader(seed=seed, directory=directory, test=test, options=options or {})
 
 
 def source_of(name: str) -> Source:
-    """What is known of a built-in data set before it is read."""
+    """What is known of a built-in data set before it is read.
+
+    Args:
+        name: One of `BUILT_IN`.
+
+    Returns:
+        Its title, licence, files and where to get them.
+
+    Raises:
+        InvalidInput: There is no data set of this name.
+
+    Example:
+        >>> from udpfl.data import source_of
+        >>> source_of("cifar10").folder
+        'cifar10'
+    """
     loader = _loader(name)
     said = (loader.__doc__ or "").partition("\n")[0]
     return getattr(loader, "source", None) or Source(name, said)
 
 
 def sources() -> dict[str, Source]:
-    """What is known of every built-in data set, by its name in `data.name`."""
+    """What is known of every built-in data set, by its name in `data.name`.
+
+    Returns:
+        One source for each of `BUILT_IN`.
+
+    Example:
+        >>> from udpfl.data import sources
+        >>> "mnist5k" in sources()
+        True
+    """
     return {name: source_of(name) for name in BUILT_IN}
 
 

@@ -84,11 +84,17 @@ class Source:
     """All there is to know about a data set before it is read."""
 
     name: str
+    """As in `data.name`."""
     title: str
+    """What it holds, in a line."""
     samples: str = ""
+    """How many records there are."""
     licence: str = ""
+    """Under which its files may be used."""
     homepage: str = ""
+    """Where it is described."""
     citation: str = ""
+    """How its authors want to be cited."""
     folder: str = ""
     """Its place in the data directory; empty where it is not read from there."""
     anywhere: str = ""
@@ -96,6 +102,7 @@ class Source:
     also: tuple[str, ...] = ()
     """Further names of its folder, as archives unpack."""
     formats: tuple[Format, ...] = ()
+    """The forms in which it is read."""
     package: str = ""
     """The Python package that brings it along, and the path of the file in there."""
     by_hand: tuple[str, ...] = ()

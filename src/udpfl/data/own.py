@@ -39,18 +39,38 @@ def as_dataset(
 ) -> DataSet:
     """Make a `DataSet` of what the user has; the module says which kinds there are.
 
-    `test` is test data of any of these kinds, or how much to hold out of each client's records: a
-    fraction (0.2 by default) or a count, chosen by `seed`. Without `task`, integer targets are
-    class labels and others are regressed on. `classes` defaults to the largest label plus one;
-    state it when that should not be read off the data. `columns` are further columns, aligned
-    with `data`, to partition by. `options` are for a table.
+    Args:
+        data: Arrays, tensors, a map-style data set, a list with one of these per client, the path
+            of a table, or a `DataSet`, which is returned as it is.
+        test: Test data of any of these kinds, or how much to hold out of each client's records: a
+            fraction (0.2 if left out) or a count.
+        task: "classification" or "regression". If left out, integer targets are class labels and
+            others are regressed on.
+        name: What the data set is called.
+        classes: Number of labels, the largest one plus one if left out; state it when that should
+            not be read off the data.
+        columns: Further columns, aligned with `data`, to partition by.
+        seed: Chooses the records that are held out.
+        options: For a table: see `udpfl.data.table`.
+
+    Returns:
+        The data set, checked.
+
+    Raises:
+        InvalidInput: The data is of no such kind, or its parts do not fit together.
+
+    Example:
+        >>> import numpy as np
+        >>> from udpfl.data import as_dataset
+        >>> data = as_dataset((np.eye(4), np.arange(4)), test=1)
+        >>> len(data.train), len(data.test), data.classes
+        (3, 1, 4)
     """
     if isinstance(data, DataSet):
         if test is not None:
             raise InvalidInput("data.test", "a DataSet brings its own test records")
         return data
     amount = 0.2 if test is None else test
-    splitting = _is_amount(amount)
     if isinstance(data, (str, Path)):
         if columns or classes is not None:
             raise InvalidInput(
@@ -59,16 +79,29 @@ def as_dataset(
         return replace(_table(data, amount, task, seed, options or {}), name=name)
     if options:
         raise InvalidInput("data.options", f"only a table takes options, got {sorted(options)}")
-    is_by_client = isinstance(data, list)
-    if columns and is_by_client:
+    if columns and isinstance(data, list):
         raise InvalidInput("data.columns", "data that comes per client is not partitioned again")
+    return _from_arrays(data, amount, task, name, classes, columns or {}, seed)
+
+
+def _from_arrays(
+    data: Any,
+    amount: Any,
+    task: Task | None,
+    name: str,
+    classes: int | None,
+    columns: Mapping[str, ArrayLike],
+    seed: int,
+) -> DataSet:
+    """A data set of arrays, tensors or map-style data sets, one of them or one per client."""
+    is_by_client, splitting = isinstance(data, list), _is_amount(amount)
     pairs = _clients(data)
     tests = [] if splitting else _clients(amount)
     if task is None:
         task = _task_of([*pairs, *tests])
     records = _records(pairs, task)
     test_records: list[Records | None] = [*_records(tests, task)]
-    extra = _aligned(columns or {}, len(records[0]))
+    extra = _aligned(columns, len(records[0]))
     test_extra: dict[str, Array] = {}
     if splitting:
         records, test_records, extra, test_extra = _held_out(records, amount, seed, task, extra)

@@ -38,7 +38,34 @@ def partition(
     by: str | None = None,
     exponent: float = 1.5,
 ) -> list[Indices]:
-    """Sorted positions per client: disjoint, nonempty, and together everything."""
+    """Sorted positions per client: disjoint, nonempty, and together everything.
+
+    Args:
+        kind: "iid", "dirichlet", "shards", "column" or "power-law"; the module says what each does.
+        clients: How many there are.
+        rng: All randomness comes from it.
+        targets: Class labels [n], or values [n, k].
+        classes: Number of labels; needed for "dirichlet" and "shards".
+        columns: Further columns [n] by name; needed for "column".
+        alpha: For "dirichlet": the smaller, the more uneven.
+        shards: For "shards": pieces for each client.
+        by: For "column": which one.
+        exponent: For "power-law": the k-th client's share is proportional to k^-exponent.
+
+    Returns:
+        The positions of each client's records.
+
+    Raises:
+        InvalidInput: A value is out of range, there are too few records, or what the kind needs is
+            missing.
+
+    Example:
+        >>> import numpy as np
+        >>> from udpfl.data import partition
+        >>> parts = partition("iid", 2, np.random.default_rng(0), targets=np.arange(6))
+        >>> [len(part) for part in parts]
+        [3, 3]
+    """
     _check_kind(kind)
     records = len(targets)
     if kind == "iid":
@@ -65,6 +92,20 @@ def sizes_are_public(kind: Partition) -> bool:
 
     Where they do not, a size says something about labels or columns, and must not be used as if
     it were known.
+
+    Args:
+        kind: Of the partition.
+
+    Returns:
+        True for "iid", "power-law" and "shards".
+
+    Raises:
+        InvalidInput: There is no such partition.
+
+    Example:
+        >>> from udpfl.data import sizes_are_public
+        >>> sizes_are_public("iid"), sizes_are_public("dirichlet")
+        (True, False)
     """
     _check_kind(kind)
     return kind in ("iid", "power-law", "shards")

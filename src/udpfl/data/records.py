@@ -24,10 +24,20 @@ class Records:
     Inputs [n, ...] become float32, and integers other than bytes stay token ids, as int64; a plain
     list of numbers becomes [n, 1]. Integer targets are class labels [n], any others are values to
     regress on [n, k].
+
+    Raises:
+        InvalidInput: Lengths differ, there is no record, or a number is not finite.
+
+    Example:
+        >>> from udpfl.data import Records
+        >>> len(Records(inputs=[[0.5, 1.0], [2.0, 3.0]], targets=[0, 1]))
+        2
     """
 
     inputs: Array
+    """[n, ...]."""
     targets: Array
+    """[n] or [n, k]."""
     positions: Indices | None = None
     """Where the records stood in their source, if they are a part of it."""
 
@@ -80,12 +90,26 @@ def fingerprint_of(parts: Sequence[tuple[Records, ArrayLike]]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class DataSet:
-    """Records to train on and records to test on, for one task."""
+    """Records to train on and records to test on, for one task.
+
+    Raises:
+        InvalidInput: The parts do not fit together: shapes, labels, names, columns or owners.
+
+    Example:
+        >>> from udpfl.data import DataSet, Records
+        >>> train, test = Records([[0.0], [1.0]], [0, 1]), Records([[0.5]], [1])
+        >>> DataSet("two", "classification", train, test, classes=2).input_shape
+        (1,)
+    """
 
     name: str
+    """For people and files."""
     task: Task
+    """Either "classification" or "regression"."""
     train: Records
+    """The records that clients hold."""
     test: Records
+    """The records that models are evaluated on."""
     classes: int | None
     """How many labels there are; None for regression."""
     columns: Mapping[str, Array] = field(default_factory=dict)

@@ -20,8 +20,27 @@ def split(
 ) -> tuple[Indices, Indices]:
     """Positions to keep and positions held out, both sorted.
 
-    `size` is a fraction in [0, 1) when it is a float and a count when it is an int. With class
-    labels [n] as `targets` every class gives its share, rounded so that the total is exact.
+    Args:
+        records: How many there are.
+        size: How many to hold out: a fraction in [0, 1) when it is a float, a count when it is an
+            int.
+        rng: Chooses them.
+        targets: With class labels [n] every class gives its share, rounded so that the total is
+            exact.
+        parameter: What an error message calls `size`.
+
+    Returns:
+        Positions to keep, and positions held out.
+
+    Raises:
+        InvalidInput: `size` is out of range, or leaves nothing to keep.
+
+    Example:
+        >>> import numpy as np
+        >>> from udpfl.data import split
+        >>> kept, held_out = split(10, 0.2, np.random.default_rng(0))
+        >>> len(kept), len(held_out)
+        (8, 2)
     """
     count = _count(records, size, parameter)
     order = rng.permutation(records)

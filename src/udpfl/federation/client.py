@@ -30,8 +30,11 @@ class LocalClient:
     """What a client knows and the server does not: its records and its account."""
 
     plan: ReleasePlan
+    """What it will release, with which noise."""
     account: int
+    """Its number in the ledger."""
     records: Tensor
+    """Positions of its records in the training set."""
     fingerprint: str = ""
     """The version of its records."""
 
@@ -42,7 +45,16 @@ class LocalClient:
 
 
 class InProcessClients:
-    """The client half for all clients of a simulation, or for a single one by itself."""
+    """The client half for all clients of a simulation, or for a single one by itself.
+
+    Args:
+        clients: Their plans, accounts and records; a request names them by their place in here.
+        run: The id of the run, under which answers are charged and stored.
+        trainer: Computes updates.
+        ledger: Where answers are charged before they leave.
+        note: Stands beside every charge in the ledger.
+        note_charge: Called with the number and the hash of the last charge, after every round.
+    """
 
     def __init__(
         self,

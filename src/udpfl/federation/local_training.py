@@ -72,11 +72,17 @@ class Trainer:
     key: str
     """The run in the keys of its random numbers."""
     model: LaneModel
+    """The network, for many clients at once."""
     inputs: Tensor
+    """Of all training records [n, ...]."""
     targets: Tensor
+    """Of all training records [n] or [n, k]."""
     algorithm: Algorithm
+    """The method, of which the client half is used."""
     stream: PrivateStream
+    """Where sampling and noise come from."""
     limits: Limits
+    """How much is computed at once."""
     protection: Protection | None = None
     """Clipping and noise in place of what was planned. Nothing is known about those, so such a step
     has no events and claims nothing."""

@@ -22,7 +22,26 @@ class Clients(Protocol):
 def train(
     server: Server, clients: Clients, selection: Selection, watchers: Sequence[Watcher]
 ) -> str | None:
-    """All rounds that are left; why the run ended before its last one, None where it did not."""
+    """All rounds that are left, until the last one or until no client is left.
+
+    Args:
+        server: Has the model and says which round was the last.
+        clients: Answer each request, and charge an answer before it leaves.
+        selection: Which clients each round asks.
+        watchers: See every round; they change nothing.
+
+    Returns:
+        Why the run ended before its last round; None where it did not.
+
+    Example:
+        >>> import torch
+        >>> from udpfl.algorithms import FedAvg, ServerStep
+        >>> from udpfl.federation import Server, train
+        >>> from udpfl.federation.selection import Selection
+        >>> server = Server(FedAvg(ServerStep()), torch.zeros(2))
+        >>> train(server, None, Selection([], names=[]), watchers=[]) is None
+        True
+    """
     stopped = None
     for round_, chosen in selection.after(server.round):
         began = time.perf_counter()

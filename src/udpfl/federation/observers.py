@@ -16,7 +16,16 @@ if TYPE_CHECKING:
 
 
 class Observer(Protocol):
-    """Override what you want to see. Tensors are copies: changing them changes nothing."""
+    """Override what you want to see. Tensors are copies: changing them changes nothing.
+
+    Example:
+        >>> from udpfl import Observer
+        >>> class Losses(Observer):
+        ...     def on_round(self, row):
+        ...         print(row["round"], row["loss"])
+        >>> Losses().on_round({"round": 1, "loss": 0.5})
+        1 0.5
+    """
 
     def on_message(self, message: ClientMessage) -> None:
         """A client's released message, as the server receives it."""

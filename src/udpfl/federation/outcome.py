@@ -20,16 +20,23 @@ class Run:
     """A finished run."""
 
     folder: Path
+    """Where everything is kept."""
     config: Config
+    """The settings, with every default."""
     model: nn.Module
     """The user's own architecture with the trained weights."""
     privacy: PrivacyStatement
     """The largest spending of any client."""
     clients: Mapping[str, PrivacyStatement]
+    """What each client has spent, by its name."""
     metrics: Sequence[Mapping[str, Any]]
+    """One line for every round."""
     ledger_path: Path
+    """The file with every charge."""
     seconds: float
+    """How long it took, earlier parts of a resumed run included."""
     stopped: str | None = None
+    """Why it ended before its last round; None where it did not."""
     references: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Published figures on the same test records, to compare with."""
     ledger_is_new: bool = False

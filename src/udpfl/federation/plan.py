@@ -20,17 +20,31 @@ from udpfl.runs.schema import ClientRow
 
 @dataclass(frozen=True)
 class ReleasePlan:
-    """What one client of a run will release. `release` is None where no privacy is claimed."""
+    """What one client of a run will release. `release` is None where no privacy is claimed.
+
+    Example:
+        >>> from udpfl import Gaussian, Release, Sensitivity
+        >>> from udpfl.federation import ReleasePlan
+        >>> release = Release(Gaussian(2.0), Sensitivity(1.0))
+        >>> plan = ReleasePlan("clinic", 100, rate=0.1, rounds=5, steps=4, release=release)
+        >>> plan.event().count
+        4
+    """
 
     name: str
+    """Of the client."""
     declared_size: int
+    """Records that it says it has; a public number."""
     rate: float
+    """Probability with which a record takes part in a step."""
     rounds: int
     """How many rounds the schedule asks of it."""
     steps: int
     """Local steps of one training, each a release."""
     release: Release | None = None
+    """Noise, sensitivity and unit of one release."""
     budget: Budget | None = None
+    """What all of it may cost; None where nothing is bounded."""
     trainings: int = 1
     """Trainings per round, as the method declares."""
     participation: float = 1.0

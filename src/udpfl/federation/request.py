@@ -16,11 +16,21 @@ WITHIN = "within"
 
 @dataclass(frozen=True)
 class Request:
-    """What the server asks of some clients in one round."""
+    """What the server asks of some clients in one round.
+
+    Example:
+        >>> import torch
+        >>> from udpfl.federation import Request
+        >>> Request(1, {"model": torch.zeros(10)}, learning_rate=0.1).bytes
+        40
+    """
 
     round: int
+    """The first is 1."""
     received: Tensors
+    """The model and what the method and the stages add, by name."""
     learning_rate: float
+    """Of the clients in this round."""
     settled: int = -1
     """Rounds up to this one are safe with the server: it will not ask for them again."""
 
@@ -32,13 +42,23 @@ class Request:
 
 @dataclass
 class Answers:
-    """Released messages, refusals by client, and diagnostics of a simulation."""
+    """Released messages, refusals by client, and diagnostics of a simulation.
+
+    Example:
+        >>> from udpfl.federation import Answers
+        >>> Answers(refused={"clinic": "its budget is used up"}).messages
+        []
+    """
 
     messages: list[ClientMessage] = field(default_factory=list)
+    """In the order in which clients were asked."""
     refused: dict[str, str] = field(default_factory=dict)
     """Why a client did not answer."""
     bytes_up: int = 0
+    """What all messages take."""
     bytes_down: int = 0
+    """What all clients together received."""
     clipped_fraction: float | None = None
-    """Simulation only, as the next one."""
+    """Share of gradients that were clipped; computed from private data, for simulations only."""
     signal_to_noise: float | None = None
+    """Length of a clipped sum over that of its noise; for simulations only as well."""

@@ -61,6 +61,14 @@ def run(
     Raises:
         InvalidInput: A setting is wrong, or a run cannot be resumed as it was begun.
         BudgetExceeded: A shared ledger has not enough left; nothing was trained then.
+
+    Example:
+        >>> import numpy as np
+        >>> import udpfl
+        >>> x = np.eye(4).repeat(20, 0)
+        >>> settings = {"data": {"clients": 2}, "training": {"rounds": 1}, "threads": 1}
+        >>> udpfl.run(settings, data=(x, x.argmax(1)), model="logistic").privacy.epsilon <= 8
+        True
     """
     began = time.perf_counter()
     asked = read_arguments(config, resume, model, data, sections)

@@ -21,7 +21,27 @@ _OWN = "server."
 
 
 class Server:
-    """One federated method with its stages, from round to round."""
+    """One federated method with its stages, from round to round.
+
+    Args:
+        algorithm: The method, of which the server half is used.
+        start: The parameters that training begins with [d].
+        stages: What happens to messages and model, in this order.
+        averaging: How much the average over rounds keeps of earlier models, in [0, 1); 0 for the
+            last model itself.
+        learning_rate: The clients' learning rate in a round, the first is 1.
+
+    Example:
+        >>> import torch
+        >>> from udpfl import ClientMessage
+        >>> from udpfl.algorithms import FedAvg, ServerStep
+        >>> from udpfl.federation import Server
+        >>> server = Server(FedAvg(ServerStep()), torch.zeros(2))
+        >>> answer = {"update": torch.ones(2)}
+        >>> _ = server.receive(1, [ClientMessage("a", 1, answer, (), {"declared_size": 9})])
+        >>> server.model
+        tensor([1., 1.])
+    """
 
     def __init__(
         self,

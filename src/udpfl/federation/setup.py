@@ -48,12 +48,24 @@ class Setup:
     """A configuration with its data, the clients' parts of it, the network and the method.
 
     `run` trains it, an audit replays it, an analysis looks at what came of it: all from the same
-    object, so that none of them works on something else.
+    object, so that none of them works on something else. `Setup.of` makes one.
+
+    Example:
+        >>> import numpy as np
+        >>> from udpfl.federation import Setup
+        >>> from udpfl.config import load
+        >>> config = load({"data": {"clients": 2}, "model": {"name": "logistic"}})
+        >>> setup = Setup.of(config, data=(np.eye(10), np.arange(10)), test=2)
+        >>> [len(part) for part in setup.parts]
+        [4, 4]
     """
 
     config: Config
+    """The settings, as they fit the data."""
     device: torch.device
+    """Where tensors are."""
     data: DataSet
+    """Records to train on and to test on."""
     given: Any
     """The data as it was handed over in Python; None where the configuration names it."""
     parts: list[Indices]
@@ -61,8 +73,11 @@ class Setup:
     public: Indices
     """The records that no client holds and everyone may see."""
     algorithm: Algorithm
+    """The method."""
     network: nn.Module
+    """With the weights that training begins with."""
     loss: Loss
+    """Gives one number per sample."""
 
     @classmethod
     def of(

@@ -40,7 +40,17 @@ class FinishedRound:
 
 
 class Watcher:
-    """Sees every round of a run. All methods may be left out."""
+    """Sees every round of a run. All methods may be left out.
+
+    Example:
+        >>> from udpfl.federation import Watcher
+        >>> class Count(Watcher):
+        ...     rounds = 0
+        ...     def after_round(self, done):
+        ...         self.rounds += 1
+        >>> Count().rounds
+        0
+    """
 
     def after_round(self, done: FinishedRound) -> None:
         """A round was aggregated."""
@@ -53,7 +63,11 @@ class Watcher:
 
 
 class Interrupted(KeyboardInterrupt):
-    """A run that was asked to stop, and can be resumed from its folder."""
+    """A run that was asked to stop, and can be resumed from its folder.
+
+    Args:
+        folder: Of the run.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -29,8 +29,11 @@ class Calibrated:
     """A noise mechanism, what it is used for, and the statement that holds then."""
 
     mechanism: Mechanism
+    """The noise, with its scale."""
     setting: Setting
+    """What it was calibrated for."""
     statement: PrivacyStatement
+    """What all releases cost; within the budget of `setting`."""
 
     @property
     def event(self) -> Event:
@@ -41,10 +44,28 @@ class Calibrated:
 def calibrate(mechanism: str | Mechanism, setting: Setting, rank: Rank = "l2") -> Calibrated:
     """The smallest noise of one kind that keeps the budget.
 
-    `mechanism` is a name, or an instance whose shape is kept and whose scale is adjusted. Under
-    vector accounting a name also chooses the shape, where the mechanism has several (the period and
-    split of "staircase"), to make the error named by `rank` (l2: variance, l1: expected absolute
-    value) small; scalar accounting keeps its usual one (period = clip, as in the paper).
+    Args:
+        mechanism: A name, or an instance whose shape is kept and whose scale is adjusted. Under
+            vector accounting a name also chooses the shape, where the mechanism has several (the
+            period and split of "staircase"); scalar accounting keeps its usual one (period = clip,
+            as in the paper).
+        setting: What is released, how often, and the budget.
+        rank: The error that the shape is to make small: "l2" is the variance, "l1" the expected
+            absolute value.
+
+    Returns:
+        The noise, and the statement that holds for all releases.
+
+    Raises:
+        InvalidInput: The name or `rank` is not known.
+        Infeasible: No amount of noise of this kind keeps the budget.
+        Unsupported: The accountant has no proved bound for this noise.
+
+    Example:
+        >>> from udpfl import Sensitivity, Setting, calibrate
+        >>> setting = Setting(2.0, 1e-5, 1000, Sensitivity(1.0), rate=0.01)
+        >>> round(calibrate("gaussian", setting).mechanism.std, 2)
+        0.96
     """
     if rank not in get_args(Rank):
         raise InvalidInput("rank", f"must be l2 or l1, got {rank!r}")

@@ -20,8 +20,11 @@ class Choice:
     """One mechanism's place in the ranking, or the reason why it has none."""
 
     name: str
+    """Of the mechanism."""
     calibrated: Calibrated | None
+    """Its noise; None where it is impossible."""
     why: str
+    """Why it has its place, or why it is impossible."""
 
     def error(self, rank: Rank) -> float:
         """Expected error per coordinate: root mean square (l2) or mean absolute (l1)."""
@@ -35,10 +38,25 @@ def choose(
 ) -> list[Choice]:
     """All of the mechanisms, least expected error first; impossible ones last, with the reason.
 
-    They are the built-in ones unless given.
-
     Every coordinate gets the same noise, so ranking by one coordinate's error ranks by the expected
     l1 or squared l2 error of the whole release.
+
+    Args:
+        setting: What is released, how often, and the budget.
+        mechanisms: Names or instances; the built-in ones if left out.
+        rank: "l2" ranks by root mean square error, "l1" by mean absolute error.
+
+    Returns:
+        One choice for each mechanism, ranked.
+
+    Raises:
+        InvalidInput: A name or `rank` is not known.
+
+    Example:
+        >>> from udpfl import Sensitivity, Setting, choose
+        >>> setting = Setting(1.0, 1e-5, 10, Sensitivity(1.0, dimension=100))
+        >>> [choice.name for choice in choose(setting, ["laplace", "gaussian"])]
+        ['gaussian', 'laplace']
     """
     choices = []
     for mechanism in BUILT_IN if mechanisms is None else mechanisms:

@@ -22,8 +22,27 @@ def match(mechanism: str | Mechanism, reference: Gaussian, sensitivity: Sensitiv
 
     Both sides are worst cases over all gradients that `sensitivity` allows. What holds for one
     release holds for any number of them, sampled or not: both accountings only ever add and mix
-    these divergences. Staircase by name has period = clip; hand in an instance to keep its own
-    shape and adjust its scale.
+    these divergences.
+
+    Args:
+        mechanism: The kind of noise: a name, or an instance whose shape is kept and whose scale is
+            adjusted. Staircase by name has period = clip.
+        reference: The Gaussian noise that may not be exceeded.
+        sensitivity: Bounds the gradients; needs a dimension unless `mechanism` is Gaussian.
+
+    Returns:
+        The matched noise.
+
+    Raises:
+        InvalidInput: `reference` is no Gaussian, the name is not known, or the dimension is
+            missing.
+        Infeasible: No amount of this noise leaks as little.
+
+    Example:
+        >>> from udpfl import Gaussian, Sensitivity, match
+        >>> noise = match("laplace", Gaussian(5.0), Sensitivity(1.0, dimension=10))
+        >>> noise.noise_std > 5.0
+        True
     """
     family = family_of(mechanism, sensitivity.bound)
     if not isinstance(reference, Gaussian):

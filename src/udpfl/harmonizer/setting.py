@@ -17,16 +17,34 @@ from udpfl.sensitivity import Sensitivity
 
 @dataclass(frozen=True)
 class Setting:
-    """What is going to be released, how often, and what it may cost."""
+    """What is going to be released, how often, and what it may cost.
+
+    Raises:
+        InvalidInput: A number is out of range, or `delta` is so large that it permits publishing
+            records outright.
+
+    Example:
+        >>> from udpfl import Sensitivity, Setting
+        >>> Setting(2.0, delta=1e-5, releases=1000, sensitivity=Sensitivity(1.0), rate=0.01).unit
+        'record'
+    """
 
     epsilon: float
+    """Of the budget, above 0."""
     delta: float
+    """Of the budget, in [0, 1); 0 asks for pure DP."""
     releases: int
+    """How many there are in all."""
     sensitivity: Sensitivity
+    """How far one unit can move a release."""
     rate: float = 1.0
+    """Probability in (0, 1] with which a unit takes part in a release."""
     unit: Unit = "record"
+    """Whose presence is hidden: "record" or "client"."""
     accountant: Accountant | Filter = "best"
+    """Who computes the cost: "rdp", "pld", "best" of both, or a `Filter`."""
     accounting: Accounting = "vector"
+    """How gradients are read: "vector" for a guarantee, "scalar" for the paper's nominal number."""
     factors: tuple[tuple[float, int], ...] = ()
     """Releases with so many times the noise, and how many; empty where all are alike."""
     besides: tuple[Event, ...] = ()

@@ -31,7 +31,23 @@ from udpfl.ledger.spending import totals_of
 
 
 class Ledger(LedgerReader):
-    """One file of charges, shared by any number of processes."""
+    """One file of charges, shared by any number of processes.
+
+    Args:
+        path: The file; it is made if it is new.
+        read_only: Never write to it; the file has to exist.
+
+    Raises:
+        LedgerError: The file cannot be read or written, or is no ledger.
+
+    Example:
+        >>> from udpfl import Budget, Ledger
+        >>> with Ledger("ledger.sqlite") as ledger:
+        ...     clinic = ledger.account("clinic", fingerprint="8f3a")
+        ...     ledger.set_budget(clinic, Budget(2.0, 1e-5), reason="as agreed")
+        ...     ledger.budget(clinic)
+        Budget(epsilon=2.0, delta=1e-05)
+    """
 
     @contextmanager
     def transaction(self) -> Iterator[None]:

@@ -32,13 +32,24 @@ Rank = Literal["l2", "l1"]
 
 
 class PlotStyle(NamedTuple):
-    """How the lines of a mechanism are drawn, in the words of matplotlib."""
+    """How the lines of a mechanism are drawn, in the words of matplotlib.
+
+    Example:
+        >>> from udpfl.mechanisms import PlotStyle
+        >>> PlotStyle("#1f77b4", dash="--").marker
+        'D'
+    """
 
     colour: str = "#8a3fa0"
+    """Of line and markers."""
     marker: str = "D"
+    """Its shape."""
     dash: str = ":"
+    """The style of the line."""
     width: float = 1.5
+    """Of the line, in points."""
     alpha: float = 1.0
+    """Opacity, 1 for opaque."""
 
 
 Family = Callable[[float], "Mechanism"]

@@ -22,9 +22,18 @@ class Gaussian(Mechanism):
     mechanism here whose privacy does not depend on the dimension.
 
     References: Mironov 2017, "Rényi differential privacy", Proposition 7.
+
+    Raises:
+        InvalidInput: `std` is not a finite number above 0.
+
+    Example:
+        >>> from udpfl import Gaussian
+        >>> Gaussian(2.0).variance
+        4.0
     """
 
     std: float
+    """Standard deviation of every coordinate, in the unit of the clip."""
 
     name: ClassVar[str] = "gaussian"
     is_isotropic: ClassVar[bool] = True

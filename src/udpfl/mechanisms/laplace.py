@@ -30,9 +30,18 @@ class Laplace(Mechanism):
     D_a(s) = log[ a/(2a-1) e^{(a-1)t} + (a-1)/(2a-1) e^{-at} ] / (a-1).
 
     References: Mironov 2017, "Rényi differential privacy", Proposition 6.
+
+    Raises:
+        InvalidInput: `scale` is not a finite number above 0.
+
+    Example:
+        >>> from udpfl import Laplace
+        >>> Laplace(2.0).mean_abs
+        2.0
     """
 
     scale: float
+    """Mean absolute value of every coordinate, in the unit of the clip."""
 
     name: ClassVar[str] = "laplace"
     even_spread_is_worst: ClassVar[bool] = True

@@ -63,10 +63,21 @@ class Staircase(Mechanism):
 
     References: Geng, Kairouz, Oh and Viswanath 2015, "The staircase mechanism in differential
     privacy"; docs/mathematics.md for the divergence at a general shift.
+
+    Raises:
+        InvalidInput: A parameter is out of range.
+
+    Example:
+        >>> from udpfl import Release, Sensitivity, Staircase, account
+        >>> number = Sensitivity(1.0, dimension=1)
+        >>> account(Release(Staircase(decay=1.0, period=1.0), number), delta=0).epsilon
+        1.0
     """
 
     decay: float
+    """How much the logarithm of the density falls in one period; above 0, at most 600."""
     period: float
+    """Length after which the steps repeat, in the unit of the clip."""
     split: float = -1.0
     """Fraction of each period on the higher step; 1 / (1 + e^{decay/2}) unless given."""
 

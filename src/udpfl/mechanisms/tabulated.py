@@ -139,9 +139,23 @@ class Tabulated(Mechanism):
     """Noise with density proportional to e^{shape(|x| / scale)}.
 
     Subclass it, give it a `name` and a `shape`; further parameters are further dataclass fields.
+
+    Raises:
+        InvalidInput: `scale` is not a finite number above 0, or the shape has no finite mass.
+
+    Example:
+        >>> from udpfl import Tabulated
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True)
+        ... class Root(Tabulated):
+        ...     def shape(self, x):
+        ...         return -(x**0.5)
+        >>> Root(1.0).scaled(2.0).scale
+        2.0
     """
 
     scale: float
+    """What the shape is stretched by, in the unit of the clip."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -49,6 +49,25 @@ def build(
 
     It is a built-in one, or what `factory(input_shape, outputs, **options)` returns; a factory
     keeps to the seed as long as it draws from torch. The global random state is left as it was.
+
+    Args:
+        name_or_factory: A name of `BUILT_IN`, or a function that builds a network.
+        input_shape: The shape of one record, without the batch.
+        outputs: How many numbers the network answers with for a record.
+        seed: Decides the initial weights, from 0 to 2^64 - 1.
+        **options: What this network takes besides, such as `activation`.
+
+    Returns:
+        The network.
+
+    Raises:
+        InvalidInput: There is no such network or option, a number is out of range, or the records
+            have a shape that the network cannot take.
+
+    Example:
+        >>> from udpfl.models import build
+        >>> build("mlp", (4,), outputs=2, seed=0, hidden=[8]).hidden[0].out_features
+        8
     """
     name, factory = _named(name_or_factory)
     _check_options(name, factory, input_shape, outputs, options)

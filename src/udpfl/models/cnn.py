@@ -10,7 +10,22 @@ from udpfl.models.shapes import activation_named, image, too_small
 
 
 class Cnn(nn.Module):
-    """Two 3×3 convolutions, each followed by a pool that halves the image, then 128 units."""
+    """Two 3×3 convolutions, each followed by a pool that halves the image, then 128 units.
+
+    Args:
+        input_shape: Channels, height and width.
+        outputs: Numbers per image.
+        activation: A name of `udpfl.models.shapes.ACTIVATIONS`.
+
+    Raises:
+        InvalidInput: The input is no image of at least 4×4, or the activation is not known.
+
+    Example:
+        >>> import torch
+        >>> from udpfl.models import Cnn
+        >>> Cnn((1, 28, 28), 10)(torch.zeros(2, 1, 28, 28)).shape
+        torch.Size([2, 10])
+    """
 
     def __init__(
         self, input_shape: Sequence[int], outputs: int, *, activation: str = "relu"

@@ -15,7 +15,22 @@ from udpfl.models.shapes import activation_named, after_window, image, too_small
 
 
 class CnnSmall(nn.Module):
-    """Two strided convolutions with overlapping max pools, then 32 hidden units."""
+    """Two strided convolutions with overlapping max pools, then 32 hidden units.
+
+    Args:
+        input_shape: Channels, height and width.
+        outputs: Numbers per image.
+        activation: A name of `udpfl.models.shapes.ACTIVATIONS`.
+
+    Raises:
+        InvalidInput: The input is no image of at least 14×14, or the activation is not known.
+
+    Example:
+        >>> import torch
+        >>> from udpfl.models import CnnSmall
+        >>> CnnSmall((1, 28, 28), 10)(torch.zeros(2, 1, 28, 28)).shape
+        torch.Size([2, 10])
+    """
 
     def __init__(
         self, input_shape: Sequence[int], outputs: int, *, activation: str = "tanh"

@@ -17,7 +17,22 @@ from udpfl.models.shapes import activation_named, image, too_small
 
 
 class MedicalCnn(nn.Module):
-    """Four 3×3 convolutions, three pools, 128 hidden units."""
+    """Four 3×3 convolutions, three pools, 128 hidden units.
+
+    Args:
+        input_shape: Channels, height and width.
+        outputs: Numbers per image.
+        activation: A name of `udpfl.models.shapes.ACTIVATIONS`.
+
+    Raises:
+        InvalidInput: The input is no image of at least 8×8, or the activation is not known.
+
+    Example:
+        >>> import torch
+        >>> from udpfl.models import MedicalCnn
+        >>> MedicalCnn((1, 28, 28), 6)(torch.zeros(2, 1, 28, 28)).shape
+        torch.Size([2, 6])
+    """
 
     def __init__(
         self, input_shape: Sequence[int], outputs: int, *, activation: str = "relu"

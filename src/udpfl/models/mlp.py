@@ -12,7 +12,23 @@ from udpfl.models.shapes import activation_named
 
 
 class Mlp(nn.Module):
-    """Fully connected layers of the sizes in `hidden`, then the outputs."""
+    """Fully connected layers of the sizes in `hidden`, then the outputs.
+
+    Args:
+        input_shape: The shape of one record; it is flattened.
+        outputs: Numbers per record.
+        hidden: Units of each hidden layer.
+        activation: A name of `udpfl.models.shapes.ACTIVATIONS`.
+
+    Raises:
+        InvalidInput: `hidden` is no list of sizes, or the activation is not known.
+
+    Example:
+        >>> import torch
+        >>> from udpfl.models import Mlp
+        >>> Mlp((4,), 2, hidden=(16, 8))(torch.ones(3, 4)).shape
+        torch.Size([3, 2])
+    """
 
     def __init__(
         self,

@@ -24,6 +24,23 @@ def replace_batchnorm(model: nn.Module, groups: int = 32) -> nn.Module:
     There are as many groups as divide the channels, at most `groups`. `BatchNorm1d` may see
     vectors, with one value per channel: there a group has 16 channels or is the only one, because
     normalising fewer values would erase most of what they say. Running statistics are dropped.
+
+    Args:
+        model: Any network; it stays as it is.
+        groups: The most groups of a layer.
+
+    Returns:
+        The copy.
+
+    Raises:
+        InvalidInput: `groups` is not a whole number from 1.
+        Unsupported: A lazy layer has no shape yet.
+
+    Example:
+        >>> import torch
+        >>> from udpfl.models import replace_batchnorm
+        >>> replace_batchnorm(torch.nn.Sequential(torch.nn.BatchNorm2d(8)), groups=4)[0].num_groups
+        4
     """
     if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
         raise InvalidInput("groups", f"must be a whole number from 1, got {groups!r}")

@@ -15,7 +15,22 @@ from udpfl.models.residual import Residual
 
 
 class ResNet18(Residual):
-    """Four stages of two blocks, 64 to 512 channels wide."""
+    """Four stages of two blocks, 64 to 512 channels wide.
+
+    Args:
+        input_shape: Channels, height and width.
+        outputs: Numbers per image.
+        groups: The most groups of a normalisation.
+        activation: A name of `udpfl.models.shapes.ACTIVATIONS`.
+
+    Raises:
+        InvalidInput: The input is no image, or an option is out of range.
+
+    Example:
+        >>> from udpfl.models import ResNet18
+        >>> ResNet18((3, 32, 32), 10).output.out_features
+        10
+    """
 
     def __init__(
         self,

@@ -16,7 +16,25 @@ from udpfl.models.residual import Residual
 
 
 class ResNetSmall(Residual):
-    """Three stages, `width` channels wide and doubling, of `blocks` blocks each."""
+    """Three stages, `width` channels wide and doubling, of `blocks` blocks each.
+
+    Args:
+        input_shape: Channels, height and width.
+        outputs: Numbers per image.
+        width: Channels of the first stage.
+        blocks: Residual blocks of a stage.
+        groups: The most groups of a normalisation.
+        activation: A name of `udpfl.models.shapes.ACTIVATIONS`.
+
+    Raises:
+        InvalidInput: The input is no image, or an option is out of range.
+
+    Example:
+        >>> import torch
+        >>> from udpfl.models import ResNetSmall
+        >>> ResNetSmall((3, 32, 32), 10, width=8)(torch.zeros(1, 3, 32, 32)).shape
+        torch.Size([1, 10])
+    """
 
     def __init__(
         self,

@@ -31,8 +31,23 @@ _EPSILON = 1e-9
 class Scattering(nn.Module):
     """Scores from images, or from the features that `precompute` made of them.
 
-    `scales` is J (positions are 2^J pixels apart), `orientations` is L. `normalization` is "group",
-    with as many groups as divide the channels, at most `groups`, or "none".
+    Args:
+        input_shape: Channels, height and width.
+        outputs: Numbers per image.
+        scales: J; positions are 2^J pixels apart.
+        orientations: L, from 2.
+        normalization: "group", with as many groups as divide the channels, or "none".
+        groups: The most groups.
+
+    Raises:
+        InvalidInput: The input is no image, or too small for the scales, or an option is out of
+            range.
+
+    Example:
+        >>> import torch
+        >>> from udpfl.models import Scattering
+        >>> Scattering((1, 16, 16), 10, scales=1)(torch.zeros(2, 1, 16, 16)).shape
+        torch.Size([2, 10])
     """
 
     def __init__(

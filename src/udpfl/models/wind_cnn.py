@@ -19,7 +19,24 @@ from udpfl.models.shapes import activation_named
 
 
 class WindCnn(nn.Module):
-    """Three dilated convolutions over time, then one number for each of the last steps."""
+    """Three dilated convolutions over time, then one number for each of the last steps.
+
+    Args:
+        input_shape: Channels and time steps.
+        outputs: For how many of the last steps there is an answer.
+        width: Channels of the hidden layers.
+        activation: A name of `udpfl.models.shapes.ACTIVATIONS`.
+
+    Raises:
+        InvalidInput: The input is no timeline of at least `outputs` steps, or an option is out of
+            range.
+
+    Example:
+        >>> import torch
+        >>> from udpfl.models import WindCnn
+        >>> WindCnn((4, 48), 24)(torch.zeros(2, 4, 48)).shape
+        torch.Size([2, 24])
+    """
 
     def __init__(
         self,

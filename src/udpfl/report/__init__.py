@@ -26,7 +26,26 @@ __all__ = [
 def write_report(folders: Sequence[Path], target: Path) -> list[RunRecord]:
     """One page about one run, or one that compares several; the file appears whole or not.
 
-    Returns what the folders say, and whether their ledgers say the same.
+    Args:
+        folders: Run folders, at least one.
+        target: The HTML file to write.
+
+    Returns:
+        What the folders say, and whether their ledgers say the same.
+
+    Raises:
+        InvalidInput: There is no folder, or one of them is no run folder.
+        UdpflError: The file cannot be written.
+
+    Example:
+        >>> import numpy as np
+        >>> import udpfl
+        >>> from pathlib import Path
+        >>> from udpfl.report import write_report
+        >>> own = {"data": (np.eye(20), np.arange(20) % 2), "model": "logistic", "threads": 1}
+        >>> done = udpfl.run({"data": {"clients": 2}, "training": {"rounds": 1}}, **own)
+        >>> [run.rounds for run in write_report([done.folder], Path("page.html"))]
+        [1]
     """
     if not folders:
         raise InvalidInput("run", "at least one run folder is needed")
@@ -44,7 +63,27 @@ def write_comparison(
     selection: Selection | None,
     failed: Mapping[str, str],
 ) -> None:
-    """The page of the runs of a grid, with those that failed; appears whole or not, too."""
+    """The page of the runs of a grid, with those that failed; appears whole or not, too.
+
+    Args:
+        runs: What `read_run` returned for each run, at least one.
+        target: The HTML file to write.
+        selection: What a choice among them leaves out, where there are more than these to choose
+            from.
+        failed: Why other runs failed, by their names.
+
+    Raises:
+        UdpflError: The file cannot be written.
+
+    Example:
+        >>> import numpy as np
+        >>> import udpfl
+        >>> from pathlib import Path
+        >>> from udpfl.report import read_run, write_comparison
+        >>> own = {"data": (np.eye(20), np.arange(20) % 2), "model": "logistic", "threads": 1}
+        >>> done = udpfl.run({"data": {"clients": 2}, "training": {"rounds": 1}}, **own)
+        >>> write_comparison([read_run(done.folder)], Path("page.html"), None, {"other": "no data"})
+    """
     _write(comparison_page(runs, selection, failed), target)
 
 

@@ -26,7 +26,23 @@ from udpfl.report.words import counted, explain, no_number, small, unit_of
 
 
 def run_page(run: RunRecord) -> str:
-    """The report of one run."""
+    """The report of one run.
+
+    Args:
+        run: What `read_run` returned.
+
+    Returns:
+        An HTML document that needs no other file.
+
+    Example:
+        >>> import numpy as np
+        >>> import udpfl
+        >>> from udpfl.report import read_run, run_page
+        >>> own = {"data": (np.eye(20), np.arange(20) % 2), "model": "logistic", "threads": 1}
+        >>> done = udpfl.run({"data": {"clients": 2}, "training": {"rounds": 1}}, **own)
+        >>> run_page(read_run(done.folder))[:15]
+        '<!DOCTYPE html>'
+    """
     charts = run_charts(run)
     body = [
         sections.header(run),
@@ -49,7 +65,23 @@ def comparison_page(
 ) -> str:
     """Several runs side by side, and by their names why others failed.
 
-    `selection` is that among these runs, unless there are more to choose from.
+    Args:
+        runs: What `read_run` returned for each run, at least one.
+        selection: What a choice leaves out; that among these runs, unless there are more to choose
+            from.
+        failed: Why other runs failed, by their names.
+
+    Returns:
+        An HTML document that needs no other file.
+
+    Example:
+        >>> import numpy as np
+        >>> import udpfl
+        >>> from udpfl.report import comparison_page, read_run
+        >>> own = {"data": (np.eye(20), np.arange(20) % 2), "model": "logistic", "threads": 1}
+        >>> done = udpfl.run({"data": {"clients": 2}, "training": {"rounds": 1}}, **own)
+        >>> comparison_page([read_run(done.folder)])[:15]
+        '<!DOCTYPE html>'
     """
     names = unique_names(runs)
     selection = selection or selection_of(runs)

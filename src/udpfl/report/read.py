@@ -51,12 +51,19 @@ class RunRecord:
     """Everything that one run folder says."""
 
     path: Path
+    """The run folder."""
     config: Config
+    """Its settings, with every default."""
     identity: Identity
+    """What the run is, and what it claims."""
     metrics: Sequence[RoundRow]
+    """One line for every round so far."""
     clients: Sequence[Client]
+    """What each declared, and has spent."""
     summary: Summary | None
+    """What it came to; None where it has not ended."""
     evaluation: Evaluation | None
+    """The final model on the test records; None where it has not ended."""
     verification: Verification
     """Whether the ledger says the same."""
     unread: str | None = None
@@ -202,8 +209,7 @@ def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
     return [read_run(folder) for folder in distinct(folders)]
 
 
-def read_run(path: Path) -> RunRecord:
-    """Read a run folder; a file that a crash left out is simply not there yet."""
+def _require_run(path: Path) -> None:
     if not (path / CONFIG).is_file() or not has_begun(path):
         why = (
             "is a comparison: its page is compare.html, and its runs are the folders in it"
@@ -211,17 +217,47 @@ def read_run(path: Path) -> RunRecord:
             else "is not a run folder: it has no run.json"
         )
         raise InvalidInput("run", f"{str(path)!r} {why}")
+
+
+def _spent(path: Path, files: RunFiles) -> tuple[Mapping[str, PrivacyStatement], str | None]:
+    """What each client has spent by the ledger, or why that cannot be read."""
+    kind = files.identity.privacy.kind
+    if kind == "none":
+        return {}, None
+    ledger = ledger_of(path, files.identity)
+    try:
+        spent = spent_so_far(ledger, files.run, files.clients, files.metrics, kind == "nominal")
+    except UdpflError as error:
+        return {}, f"what this run has spent cannot be read from its ledger ({error})"
+    return spent, None
+
+
+def read_run(path: Path) -> RunRecord:
+    """Read a run folder; a file that a crash left out is simply not there yet.
+
+    Args:
+        path: The run folder.
+
+    Returns:
+        Everything that it says, and whether its ledger says the same.
+
+    Raises:
+        InvalidInput: It is no run folder.
+
+    Example:
+        >>> import numpy as np
+        >>> import udpfl
+        >>> from udpfl.report import read_run
+        >>> own = {"data": (np.eye(20), np.arange(20) % 2), "model": "logistic", "threads": 1}
+        >>> done = udpfl.run({"data": {"clients": 2}, "training": {"rounds": 1}}, **own)
+        >>> read_run(done.folder).finished
+        True
+    """
+    _require_run(path)
     files = RunFiles.read(path)
     summary, identity, metrics = files.summary, files.identity, files.metrics
-    unread: str | None = None
     kind = identity.privacy.kind
-    spent: Mapping[str, PrivacyStatement] = {}
-    if kind != "none":
-        ledger = ledger_of(path, identity)
-        try:
-            spent = spent_so_far(ledger, files.run, files.clients, metrics, kind == "nominal")
-        except UdpflError as error:
-            unread = f"what this run has spent cannot be read from its ledger ({error})"
+    spent, unread = _spent(path, files)
     statements, uncounted = spent, unread
     if summary is not None:
         ended = summary.clients.items()

@@ -59,7 +59,9 @@ class Selection:
     """Several runs to choose from, and the total of those on the same records."""
 
     runs: int
+    """How many there are to choose from."""
     totals: tuple[Total, ...]
+    """What those on the same records cost together."""
     fixed: bool
     """Whether the settings are known to have been fixed before the first run was trained."""
     elsewhere: int = 0
@@ -149,7 +151,25 @@ class _Member:
 def selection_of(
     runs: Sequence[RunRecord], *, fixed: bool = False, earlier: int = 0
 ) -> Selection | None:
-    """What a choice among these runs leaves out; None where no two of them share records."""
+    """What a choice among these runs leaves out; None where no two of them share records.
+
+    Args:
+        runs: What `read_run` returned for each run.
+        fixed: Whether all settings are known to have been fixed before the first run was trained.
+        earlier: How many of the runs are of earlier grids in the same folder.
+
+    Returns:
+        The total of runs on the same records, or None.
+
+    Example:
+        >>> import numpy as np
+        >>> import udpfl
+        >>> from udpfl.report import read_run, selection_of
+        >>> own = {"data": (np.eye(20), np.arange(20) % 2), "model": "logistic", "threads": 1}
+        >>> done = udpfl.run({"data": {"clients": 2}, "training": {"rounds": 1}}, **own)
+        >>> selection_of([read_run(done.folder)]) is None
+        True
+    """
     # A ledger that several runs share is asked for each of them alone, and for none twice.
     distinct = {(run.ledger.resolve(), run.identity.id): run for run in runs}
     groups = _grouped([_member(run) for run in distinct.values()])

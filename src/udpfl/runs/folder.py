@@ -54,7 +54,17 @@ class Checkpoint(NamedTuple):
 
 
 class RunFolder:
-    """Writes one run folder, and reads what the run itself needs of it."""
+    """Writes one run folder, and reads what the run itself needs of it.
+
+    Args:
+        path: The folder. `create` makes a new one, and `open` checks that a run was begun there.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from udpfl.federation import RunFolder
+        >>> RunFolder.create(Path("runs/first")).config.name
+        'config.toml'
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path

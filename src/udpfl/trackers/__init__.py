@@ -20,7 +20,23 @@ TRACKERS: dict[str, type[TensorBoard] | type[MLflow]] = {
 
 
 def tracker(name: str) -> Tracker:
-    """The tracker of that name, with its default settings."""
+    """The tracker of that name, with its default settings.
+
+    Args:
+        name: "tensorboard" or "mlflow".
+
+    Returns:
+        An observer for `udpfl.run`.
+
+    Raises:
+        InvalidInput: There is no such tracker.
+        MissingExtra: Its package is not installed.
+
+    Example:
+        >>> from udpfl.trackers import tracker
+        >>> tracker("tensorboard").name
+        'TensorBoard'
+    """
     if name not in TRACKERS:
         raise InvalidInput("track", f"must be one of {', '.join(TRACKERS)}, got {name!r}")
     return TRACKERS[name]()

@@ -38,8 +38,14 @@ class MLflow(Tracker):
     Without any setting that is `mlflow.db` in the working folder, where `mlflow ui` looks. A
     resumed run goes on in its own MLflow run.
 
-    Figures from private data without noise (`simulation_only/`) stay on this machine: a server gets
-    them only with `simulation_only=True`.
+    Args:
+        uri: The tracking server or database; where MLflow is set to log if left out.
+        experiment: The name of the experiment there.
+        simulation_only: Whether a server also gets figures from private data without noise
+            (`simulation_only/`), which otherwise stay on this machine.
+
+    Raises:
+        MissingExtra: MLflow is not installed.
     """
 
     name = "MLflow"

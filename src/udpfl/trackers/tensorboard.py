@@ -17,6 +17,17 @@ class TensorBoard(Tracker):
     """Writes to `folder`, or to "tensorboard" in the run folder.
 
     A resumed run goes on in the same folder, and the rounds it repeats replace the ones before.
+
+    Args:
+        folder: Where the event files go; "tensorboard" in the run folder if left out.
+
+    Raises:
+        MissingExtra: TensorBoard is not installed.
+
+    Example:
+        >>> from udpfl.trackers import TensorBoard
+        >>> TensorBoard("events").name
+        'TensorBoard'
     """
 
     name = "TensorBoard"

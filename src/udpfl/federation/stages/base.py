@@ -9,7 +9,16 @@ from udpfl.algorithms import ClientMessage, Tensors
 
 
 class Stage:
-    """One step on the way from clients to server, or from the server to the next request."""
+    """One step on the way from clients to server, or from the server to the next request.
+
+    Example:
+        >>> from udpfl.federation import Stage
+        >>> class First(Stage):
+        ...     def receive(self, round_, server, messages):
+        ...         return list(messages)[:1]
+        >>> First().receive(1, {}, ["one", "two"])
+        ['one']
+    """
 
     hides_participation = False
     """Whether figures about a round would tell how many took part, and are left out."""
