@@ -21,8 +21,8 @@ from tests.commands import command
 from tests.report.pages import visible
 from udpfl import Budget, Gaussian, Laplace
 from udpfl.accounting import Composed, PoissonSampled, Release, Repeated, Sensitivity, account
+from udpfl.accounting.alternatives import account_alternatives
 from udpfl.accounting.statement import shown
-from udpfl.accounting.whichever import account_whichever
 from udpfl.algorithms import FedAvg
 from udpfl.errors import InvalidInput, Unsupported
 from udpfl.ledger import Ledger
@@ -393,7 +393,7 @@ def steps(std: float, count: int = 20, rate: float = 0.1) -> Repeated:
 def test_the_bound_for_whichever_event_holds_for_all_of_them():
     few = [[steps(1.0), steps(2.0), steps(1.0, 60)], [steps(1.5, 40), steps(1.2, 30)]]
     exact = max(account(Composed(chosen), 1e-5).epsilon for chosen in product(*few))
-    assert account_whichever(few, 1e-5).epsilon == pytest.approx(exact, rel=1e-9)
+    assert account_alternatives(few, 1e-5).epsilon == pytest.approx(exact, rel=1e-9)
     # At some orders one event has the larger divergence, at others the other one.
     gaussian_, laplace = (
         steps(1.0),
@@ -404,7 +404,7 @@ def test_the_bound_for_whichever_event_holds_for_all_of_them():
     most = max(
         account(Composed(chosen), 1e-5, accountant="rdp").epsilon for chosen in product(*many)
     )
-    bound = account_whichever(many, 1e-5)
+    bound = account_alternatives(many, 1e-5)
     assert most <= bound.epsilon * (1 + 1e-6)
     assert bound.epsilon <= 1.2 * most
 
@@ -417,12 +417,12 @@ def test_at_delta_zero_the_largest_losses_add_up():
         [pure(scale) for scale in np.linspace(1, 2, 10)],
         [pure(s) for s in np.linspace(3, 4, 10)],
     ]
-    assert account_whichever(sets, 0.0).epsilon == pytest.approx(1 + 1 / 3)
+    assert account_alternatives(sets, 0.0).epsilon == pytest.approx(1 + 1 / 3)
     with pytest.raises(Unsupported):
-        account_whichever([*sets, [steps(1.0)]], 0.0)
+        account_alternatives([*sets, [steps(1.0)]], 0.0)
     mixed = [[pure(1.0)], [Release(Gaussian(std=1.0), Sensitivity(1.0), unit="client")]]
     with pytest.raises(Unsupported, match="different units"):
-        account_whichever(mixed, 1e-5)
+        account_alternatives(mixed, 1e-5)
     for wrong in ([], [[]], [[pure(1.0)], []]):
         with pytest.raises(InvalidInput, match="sets"):
-            account_whichever(wrong, 1e-5)
+            account_alternatives(wrong, 1e-5)

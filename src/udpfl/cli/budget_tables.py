@@ -12,7 +12,7 @@ from rich.text import Text
 
 from udpfl.accounting.described import described
 from udpfl.accounting.statement import shown
-from udpfl.cli.changes import described_change
+from udpfl.cli.decision_words import describe_decision
 from udpfl.cli.ledgers import Balance
 from udpfl.errors import UdpflError
 from udpfl.ledger.charges import Entry
@@ -82,7 +82,7 @@ def decided(
     """Decisions that people want to see; `names` of accounts by their numbers."""
     table = Table("when", "client", "change", "by", "reason")
     for change in changes:
-        if (said := described_change(change, folders)) is not None:
+        if (said := describe_decision(change, folders)) is not None:
             who = names.get(change.account or 0, "")
             when = _second(change.decided_at)
             table.add_row(*map(Text, (when, who, said, change.author, change.reason)))

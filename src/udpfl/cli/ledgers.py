@@ -74,7 +74,7 @@ def run_named(ledger: Ledger, name: str) -> str:
 
 def contradictions(ledger: Ledger, folder: Path) -> list[str]:
     """What a run folder says of itself and this ledger contradicts."""
-    from udpfl.report.ties import untied
+    from udpfl.report.mismatches import mismatches
 
     if not has_begun(folder):
         raise InvalidInput("against", f"{str(folder)!r} is not a run folder: it has no run.json")
@@ -83,7 +83,7 @@ def contradictions(ledger: Ledger, folder: Path) -> list[str]:
         files = RunFiles.read(folder)
         if files.summary is None:
             return [f"{folder} is not finished: it does not say with which charge it ended"]
-        for each in untied(ledger, files):
+        for each in mismatches(ledger, files):
             if each.contradicts:
                 found.append(f"{folder}: {each.said}")
         if files.summary.head is None and not found:

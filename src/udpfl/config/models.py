@@ -85,7 +85,7 @@ class DataConfig(Section):
     def _problems(self) -> Iterator[tuple[str, str]]:
         if self.partition == "column" and self.by is None:
             yield "data.by", 'must name a column when data.partition is "column"'
-        yield from self._idle("data")
+        yield from self._unused("data")
         if isinstance(self.declared_sizes, list) and len(self.declared_sizes) != self.clients:
             yield (
                 "data.declared_sizes",
@@ -221,7 +221,7 @@ class PrivacyConfig(Section):
                 "a shared ledger adds up runs by its own filter, which no other accountant "
                 "replaces: leave it at best",
             )
-        yield from self._idle("privacy")
+        yield from self._unused("privacy")
 
 
 class TrainingConfig(Section):
@@ -299,7 +299,7 @@ class TrainingConfig(Section):
     options: Options = Field(default={}, description="Settings of the method.")
 
     def _problems(self) -> Iterator[tuple[str, str]]:
-        yield from self._idle("training")
+        yield from self._unused("training")
 
 
 def _from_word(privacy: Any) -> Any:

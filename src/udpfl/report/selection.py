@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from udpfl.accounting.alternatives import account_alternatives
 from udpfl.accounting.events import Composed, Event, Unit
 from udpfl.accounting.statement import PrivacyStatement, shown
-from udpfl.accounting.whichever import account_whichever
 from udpfl.errors import UdpflError
 from udpfl.ledger import Ledger
 from udpfl.report.read import RunRecord
@@ -243,7 +243,7 @@ def _together(members: Sequence[_Member]) -> PrivacyStatement | None:
         return None
     statements = [member.run.statement for member in members]
     try:
-        total = account_whichever(sets, max(statement.delta for statement in statements))
+        total = account_alternatives(sets, max(statement.delta for statement in statements))
     except UdpflError as error:
         return PrivacyStatement.none(f"their releases cannot be added up: {error}")
     assumed = [n for s in statements for n in s.notes if n.startswith("assumes")]

@@ -1,9 +1,9 @@
 """Whether a run folder says what its ledger says: every epsilon is computed again, none repeated.
 
-A page vouches for what was checked here and for nothing else. The ledger has to be sound and to be
-that of the run, files have to be those that the run sealed in it (`report.ties`), and its charges
-up to the end of the run have to cost what summary.json and the header of the model say. What other
-runs charged later is left out.
+A page claims only what is checked here. The ledger has to be sound and to be that of the run, the
+files have to be those that the run sealed in it (`report.mismatches`), and the charges up to the end
+of the run have to cost what summary.json and the header of the model say. Later charges of other
+runs are left out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from udpfl.ledger.chain import Head
 from udpfl.ledger.ledger import Ledger
 from udpfl.ledger.seals import Ending
 from udpfl.report.differences import Difference, differences
-from udpfl.report.ties import untied
+from udpfl.report.mismatches import mismatches
 from udpfl.runs.files import RunFiles
 from udpfl.runs.ledgers import ledger_of
 from udpfl.runs.schema import ClientRow, Pair, Summary
@@ -69,7 +69,7 @@ def check_run(files: RunFiles, nominal: bool) -> Verification:
             for problem in ledger.verify(events=False):
                 found.append(Difference(f"the ledger is not sound: {problem}"))
             # One at a time: whatever was found stays found if the rest cannot be read.
-            for each in untied(ledger, files):
+            for each in mismatches(ledger, files):
                 found.append(each)
             if files.summary is not None and not any(own.contradicts for own in found):
                 check = _Recomputed(ledger, files, files.summary, nominal)

@@ -20,7 +20,7 @@ _NOT_SEALED = (
 )
 
 
-def untied(ledger: Ledger, files: RunFiles) -> Iterator[Difference]:
+def mismatches(ledger: Ledger, files: RunFiles) -> Iterator[Difference]:
     """What speaks against taking this ledger for that of the run, and these files for its own."""
     sealed = ledger.sealed(files.run)
     yield from _unknown(ledger, files, sealed)

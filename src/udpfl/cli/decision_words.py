@@ -1,4 +1,4 @@
-"""What people decide about budgets, in words."""
+"""Decisions about budgets, described in a few words."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from udpfl.ledger.decisions import Decision
 
 
-def described_change(change: Decision, folders: Mapping[str, str]) -> str | None:
+def describe_decision(change: Decision, folders: Mapping[str, str]) -> str | None:
     """A decision in a few words; None for what only the ledger itself needs."""
     content = change.content
     run = folders.get(content.get("run", ""), content.get("run", ""))
