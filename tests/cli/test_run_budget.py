@@ -48,7 +48,7 @@ def test_a_used_up_budget_ends_with_exit_code_1_and_clear_words(capsys, config, 
     assert found["privacy"]["epsilon"] > 8
     code, _, err = command(capsys, "run", config, *shared, "--set", "privacy.exhausted=stop")
     assert code == 2
-    assert "privacy.exhausted: 'stop' is gone, 'refuse' is its successor" in err
+    assert "privacy.exhausted: 'stop' no longer exists: use 'refuse'" in err
 
 
 class Miser(Observer):

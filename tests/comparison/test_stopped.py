@@ -187,7 +187,7 @@ def test_an_interrupt_with_two_jobs_stops_cleanly_and_says_how_to_go_on(capsys):
     assert process.wait(PATIENCE) == 130
     said = Path("err.txt").read_text()
     assert "finishing the rounds under way" in said
-    assert "interrupted: 0 of 3 runs are done in grid; the same command goes on" in said
+    assert "interrupted: 0 of 3 runs are done in grid; repeat the command to continue" in said
     assert "Traceback" not in said
     goes_on(capsys, under_way, *vary)
 
@@ -237,7 +237,7 @@ def test_without_their_parent_workers_end_and_the_same_command_goes_on(how, caps
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE) == 130  # without go
         said = Path("err.txt").read_text()
-        assert "interrupted: 0 of 2 runs are done in grid; the same command goes on" in said
+        assert "interrupted: 0 of 2 runs are done in grid; repeat the command to continue" in said
         assert "Traceback" not in said
     give_up = time.monotonic() + PATIENCE
     while not all(map(ended, workers)):
@@ -278,7 +278,7 @@ def test_an_interrupt_of_a_single_job(monkeypatch, capsys):
     arguments = ["compare", "base.toml", "--vary", "epsilon=2,4", "--seeds", "1", "--out", "grid"]
     code, out, err = command(capsys, *arguments)
     assert (code, out) == (130, "")
-    assert err == "interrupted: 1 of 2 runs are done in grid; the same command goes on from there\n"
+    assert err == "interrupted: 1 of 2 runs are done in grid; repeat the command to continue\n"
     code, out, _ = command(capsys, *arguments, "--json")
     assert code == 0
     assert (json.loads(out)["found"], json.loads(out)["trained"]) == (1, 1)

@@ -222,10 +222,10 @@ IDLE = [  # a key, a value that somebody set, what it needs and what makes use o
 def test_a_key_that_would_be_ignored_is_refused_with_what_it_needs(key, value, needs, user):
     error = refused({}, f"{key}={json.dumps(value)}")
     assert error.parameter == key
-    assert f"{value!r} has no use unless {needs} is " in error.message
+    assert f"{value!r} has no effect unless {needs} is " in error.message
     section, _, name = key.partition(".")
     default = getattr(getattr(Config(), section), name)
-    assert error.message.endswith("leave it out" if default is None else f"leave it at {default}")
+    assert error.message.endswith("remove it" if default is None else f"leave it at {default}")
     used = load(overrides=[f"{key}={json.dumps(value)}", f"{needs}={json.dumps(user)}"])
     assert getattr(getattr(used, section), name) == value
     assert load(tomllib.loads(dump(used))) == used  # as a run folder keeps it

@@ -294,7 +294,7 @@ def test_words_are_those_of_the_unit(runs):
     before = said["client"].partition("Configuration")[0]
     assert "gradient" not in before
     assert "each a noisy release" not in said["client"]
-    assert "with privacy.unit = 'client' all of them together are one" in said["client"]
+    assert "with privacy.unit = 'client' all steps together are one release" in said["client"]
 
 
 def test_a_nominal_number_for_clients_is_about_their_updates(tmp_path):

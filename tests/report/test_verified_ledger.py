@@ -183,7 +183,7 @@ def test_against_wants_runs_that_say_how_they_ended(capsys, run, unsealed):
         assert "and the header of the model end with different charges" in said
     older(unsealed)
     code, said = verify(capsys, unsealed, unsealed)
-    assert (code, "does not say with which charge it ended" in said) == (1, True)
+    assert (code, "does not name its last charge" in said) == (1, True)
     (run / "summary.json").unlink()
     code, said = verify(capsys, run, run)
     assert (code, "is not finished" in said) == (1, True)

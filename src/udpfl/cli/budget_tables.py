@@ -54,7 +54,7 @@ def notes_on(balances: Iterable[Balance], folders: Mapping[str, str]) -> dict[st
         if balance.statement.kind != "none" and balance.statement.unit == "client":
             notes.append("ε is for the whole client, not for one record")
         if balance.imported:
-            notes.append(f"{balance.imported:,} of the releases were imported from elsewhere")
+            notes.append(f"{balance.imported:,} of the releases were made outside of this package")
         if balance.reserved:
             notes.append(f"reserved by {', '.join(map(named, balance.reserved))}")
         for note in notes:

@@ -17,13 +17,15 @@ def describe_decision(change: Decision, folders: Mapping[str, str]) -> str | Non
         case "data":
             return f"data {content['fingerprint'][:8]}"
         case "block":
-            return f"block {content['block']} of {content['client']}: nobody in it is in another"
+            return (
+                f"block {content['block']} of {content['client']}: its people are in no other block"
+            )
         case "client":
-            return f"{content['client']} joins: nobody whose record it holds is at another client"
+            return f"{content['client']} joins: its people are at no other client"
         case "reserve":
             return f"{sum(content['totals'].values()):,} releases reserved for {run}"
         case "give back":
-            return f"the rest of {run} given back"
+            return f"reservation of {run} freed"
         case "take over":
             taken = sum(content["totals"].values())
             return f"takes over {taken:,} releases, because records may have moved"

@@ -50,7 +50,7 @@ def unused_keys(
             continue
         other = f"{name}.{need.key}"
         wanted = " or ".join(f'"{value}"' for value in need.values)
-        why = f"is {wanted}, and it is {section[need.key]!r}" if wanted else "is set"
-        rest = "out" if defaults[key] is None else f"at {defaults[key]!r}"
-        use = f"{section[key]!r} has no use unless {other} {why}"
-        yield f"{name}.{key}", f"{use}; do that, or leave it {rest}"
+        why = f"is {wanted}, but it is {section[need.key]!r}" if wanted else "is set"
+        rest = "remove it" if defaults[key] is None else f"leave it at {defaults[key]!r}"
+        use = f"{section[key]!r} has no effect unless {other} {why}"
+        yield f"{name}.{key}", f"{use}; change {other}, or {rest}"

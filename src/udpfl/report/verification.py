@@ -1,7 +1,7 @@
 """Whether a run folder says what its ledger says: every epsilon is computed again, none repeated.
 
-A page claims only what is checked here. The ledger has to be sound and to be that of the run, the
-files have to be those that the run sealed in it (`report.mismatches`), and the charges up to the end
+A page claims only what is checked here. The ledger has to be sound and to be that of the run; the
+files have to be those that the run sealed in it (`report.mismatches`); the charges up to the end
 of the run have to cost what summary.json and the header of the model say. Later charges of other
 runs are left out.
 """

@@ -128,12 +128,12 @@ def test_fit_that_cannot_fit_is_refused(tmp_path):
 
 
 def test_stop_names_its_successor(tmp_path):
-    with pytest.raises(InvalidInput, match=r"'stop' is gone, 'refuse' is its successor"):
+    with pytest.raises(InvalidInput, match=r"'stop' no longer exists: use 'refuse'"):
         run(tmp_path, privacy={"exhausted": "stop"})
 
 
 def test_another_accountant_than_the_ledgers_is_refused(tmp_path):
-    with pytest.raises(InvalidInput, match="adds up runs by its own filter"):
+    with pytest.raises(InvalidInput, match="adds up runs with its own filter"):
         run(tmp_path, privacy={"accountant": "rdp"})
 
 
