@@ -192,7 +192,7 @@ def test_a_cell_that_fails_says_why_and_does_not_stop_the_others(capsys):
     assert (code, err) == (1, "")
     assert re.search(r"gaussian +– +0 of 2 +failed \(1\)", out)
     assert re.search(r"laplace +0\.\d+ ± 0\.\d+ +\S+ +2 of 2 +\S+ +guarantee", out)
-    assert "failed (1): privacy.delta: 0 asks for pure DP, and gaussian noise has no" in out
+    assert "failed (1): privacy.delta: 0 means pure DP, but gaussian noise has no" in out
     code, out, _ = command(capsys, "compare", "base.toml", *vary, *options, "--json")
     assert code == 1
     found = json.loads(out)

@@ -181,18 +181,18 @@ def test_numbers_keep_their_kind():
         (
             {"privacy": {"unit": "client", "clip_quantile": 0.5}},
             "privacy.clip_quantile",
-            "whole clients",
+            "is not available with privacy.unit",
         ),
         ({"privacy": {"mechanism": ["none", "laplace"]}}, "privacy.mechanism", "not for some"),
         (
             {"privacy": {"ledger": "l", "randomness": "seeded"}},
             "privacy.ledger",
-            "seeded randomness is not private and cannot be charged",
+            "seeded randomness is not private, so it cannot be charged",
         ),
         (
             {"privacy": {"ledger": "l", "mechanism": "none"}},
             "privacy.ledger",
-            "without privacy is not private and cannot be charged",
+            "without privacy is not private, so it cannot be charged",
         ),
         ({"data": {"options": {"x": {"y": [None]}}}}, "data.options", "got None"),
         ({"model": {"options": {"x": Path("y")}}}, "model.options", "Path"),

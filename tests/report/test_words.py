@@ -182,7 +182,9 @@ def test_each_kind_speaks_for_itself(runs):
     )
     assert "an upper bound that holds for every client" not in said["nominal"]
     assert "an upper bound that holds for every client" in said["private"]
-    assert "nominal" not in said["private"].replace("'scalar', as in the paper, is nominal only", "")
+    assert "nominal" not in said["private"].replace(
+        "'scalar', as in the paper, is nominal only", ""
+    )
     assert "Not private: privacy is turned off" in said["plain"]
     for phrase in ("Whatever they believed before", "Facts that are true of the whole population"):
         assert phrase in said["private"]

@@ -231,7 +231,8 @@ def error(
     accounting: Annotated[
         Accounting,
         typer.Option(
-            help="'vector' gives a guarantee; 'scalar', as in the paper, is nominal only."
+            help="How noise is accounted: 'vector' gives a guarantee; 'scalar', as in the paper, "
+            "is nominal only."
         ),
     ] = "vector",
     scale: Annotated[

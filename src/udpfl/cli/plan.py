@@ -54,7 +54,8 @@ def plan(
     accounting: Annotated[
         Accounting,
         typer.Option(
-            help="'vector' gives a guarantee; 'scalar', as in the paper, is nominal only."
+            help="How noise is accounted: 'vector' gives a guarantee; 'scalar', as in the paper, "
+            "is nominal only."
         ),
     ] = "vector",
     accountant: Annotated[

@@ -269,8 +269,7 @@ class TrainingConfig(Section):
         default=0.0,
         ge=0,
         le=1,
-        description="linear, cosine: learning rate at the end, as a fraction of "
-        "learning_rate.",
+        description="linear, cosine: learning rate at the end, as a fraction of learning_rate.",
     )
     warmup: int = Field(
         default=0, ge=0, description="Number of first rounds in which the learning rate rises."
