@@ -41,7 +41,7 @@ def test_short_names(name, key):
         ("training.epsilon", "did you mean privacy.epsilon?"),
         ("lr", "did you mean training.learning_rate?"),
         ("name", "data.name or model.name"),
-        ("options", "write out which"),
+        ("options", "is ambiguous: write "),
         ("seed", "--seeds"),
         ("out", "cannot be varied"),
         ("ledger", "its own ledger"),

@@ -28,7 +28,7 @@ from udpfl.errors import InvalidInput, Unsupported
 from udpfl.ledger import Ledger
 from udpfl.report import read_run, selection_of, write_report
 
-CHOSEN = "The ε of a run that is chosen by its result leaves out the selection: "
+CHOSEN = "The ε of one run does not cover the choice of this run by its result: "
 FIXED = "with settings fixed before the first of them was trained"
 IF_FIXED = "if their settings were fixed beforehand"
 ROUNDS = 3
@@ -137,9 +137,9 @@ def test_another_seed_deals_anew_and_a_record_may_always_be_at_the_costliest_cli
     total = only_total(result)
     assert total.records == "dealt anew"
     assert total.privacy.epsilon == pytest.approx(expected, rel=2e-3)
-    assert "the costliest client of each counts" in result.selection.sentence
+    assert "the costliest client of each run counts" in result.selection.sentence
     # What one seed trains on another may test on, and figures on test records have no noise.
-    assert "test records are taken for public" in result.selection.sentence
+    assert "test records count as public" in result.selection.sentence
     assert any("test records are public" in note for note in total.privacy.notes)
 
 
@@ -214,7 +214,7 @@ def test_runs_on_other_data_are_not_added_up(tmp_path):
     write_report(runs[:3], tmp_path / "three.html")
     said = visible((tmp_path / "three.html").read_text())
     assert "all 2 runs on the same records" in said
-    assert "Not counted: 1 run on other data." in said
+    assert "This does not include 1 run on other data." in said
 
 
 def test_a_file_of_another_name_is_other_data_and_of_the_same_name_elsewhere_is_not(tmp_path):
@@ -246,7 +246,7 @@ def test_where_it_cannot_be_told_runs_are_added_up_and_the_sentence_says_so():
     expected = gaussian([std_of(folder, 0) for folder in folders(result)], 1e-5)
     assert only_total(result).records == "not known"
     assert only_total(result).privacy.epsilon == pytest.approx(expected, rel=2e-3)
-    assert "it cannot be told whether these are the same records" in result.table(400)
+    assert "it is not known whether these are the same records" in result.table(400)
     # Handed over in Python, data has no name; the ledgers still know the same records again.
     own = [
         read_run(train(f"own-{number}", data=data))
@@ -312,8 +312,8 @@ def test_totals_are_by_unit_where_units_differ():
     said = result.selection.sentence
     assert "2 runs on the same records that hide single records" in said
     assert "2 runs on the same records that hide whole clients" in said
-    assert "for who is one client in each" in said
-    assert "No total covers both units." in said
+    assert "for someone who is one client in each run" in said
+    assert "There is no total for both units together." in said
 
 
 # What is said, and where
@@ -344,7 +344,7 @@ def test_one_run_leaves_nothing_out():
     assert result.selection is None
     assert result.to_dict()["selection"] is None
     for text in (result.table(400), visible(result.report.read_text())):
-        assert "leaves out the selection" not in text
+        assert "does not cover the choice" not in text
 
 
 def test_a_grid_that_was_changed_later_counts_all_its_runs_and_presumes_nothing():

@@ -17,14 +17,14 @@ from udpfl.errors import InvalidInput
 from udpfl.federation.names import refuse_unknown
 
 _NOT_VARIED = {
-    "seed": "is what --seeds is for",
-    "out": "is one folder for the whole comparison",
+    "seed": "use --seeds for that",
+    "out": "all runs of a comparison are in one folder",
     "threads": "does not change what is trained",
     "device": "does not change what is trained",
     "schema_version": "has one value only",
-    "privacy": "vary privacy.mechanism, which may be none",
+    "privacy": "vary privacy.mechanism instead, with none as one of its values",
     "training": "is a section: vary one of its keys",
-    "privacy.ledger": "every run of a comparison keeps its own ledger",
+    "privacy.ledger": "every run of a comparison has its own ledger",
 }
 
 
@@ -62,8 +62,8 @@ def grid_of(base: Config, vary: Mapping[str, Sequence[Any]], seeds: int | Sequen
     if base.privacy.ledger is not None:
         raise InvalidInput(
             "privacy.ledger",
-            "every run of a comparison keeps its own ledger: a shared one has room for one run of "
-            "the planned budget, not for a grid of them",
+            "every run of a comparison has its own ledger: the budget in a shared ledger is "
+            "planned for one run, not for a grid of runs",
         )
     axes: dict[str, list[Any]] = {}
     for name, values in vary.items():
@@ -101,7 +101,7 @@ def key_of(name: str) -> str:
             raise InvalidInput("vary", f"{same[0]} cannot be varied: {why}")
         return same[0]
     if same:
-        raise InvalidInput("vary", f"{name} may be {' or '.join(same)}: write out which")
+        raise InvalidInput("vary", f"{name} is ambiguous: write {' or '.join(same)}")
     raise InvalidInput("vary", f"there is no key {name!r}; {hint(name)}")
 
 

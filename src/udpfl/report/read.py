@@ -223,7 +223,7 @@ def read_run(path: Path) -> RunRecord:
                 ledger, files.run, files.clients, metrics, kind == "nominal"
             )
         except UdpflError as error:
-            unread = f"what this run has spent cannot be read from its ledger ({error})"
+            unread = f"the spending of this run cannot be read from its ledger ({error})"
     statements, uncounted = spent, unread
     if summary is not None:
         ended = summary.clients.items()

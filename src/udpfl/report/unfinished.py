@@ -68,5 +68,5 @@ def _of_account(
 
 def _delta(client: ClientRow) -> float:
     if (delta := client.stated_delta) is None:
-        raise LedgerError(f"{client.name} has no delta, at which its spending could be stated")
+        raise LedgerError(f"{client.name} has no delta, so its spending cannot be stated")
     return float(delta)
