@@ -128,9 +128,9 @@ def refusal(method, unit, stages, mechanism):
     if trusted and "penalty" in stages:
         return "one noise to the sum of all updates"
     if "penalty" in stages and method in ("fedsgd", "nbafl"):
-        return "sends no updates to be pulled to"
+        return "sends no updates, so there is nothing to pull to"
     if trusted and "shuffler" in stages:
-        return "trusts the server with updates before any noise"
+        return "clients send updates without noise to a trusted server"
     if prescribed and mechanism != "gaussian":
         return "adds Gaussian noise"
     if prescribed and unit == "record":
@@ -435,8 +435,8 @@ def test_what_a_method_says_of_itself_is_not_believed():
             return {"update": train(start, correct) - start}, state
 
     config, algorithm, people = set_up("fedavg", "client", (), "gaussian")
-    for kind, word in ((Wrong, "its correction moves it"), (Random, "no certain place"),
-                       (Remembers, "no certain place")):  # fmt: skip
+    for kind, word in ((Wrong, "its correction moves such a client"), (Random, "a fixed place"),
+                       (Remembers, "a fixed place")):  # fmt: skip
         with pytest.raises(UdpflError, match=word):
             one_round(config, kind(algorithm.server), people, RECORDS, 3, [])
 

@@ -103,8 +103,8 @@ def resolve(kind: Kind, name: str, built_in: Mapping[str, Any]) -> Any:
     hint = f"did you mean {near[0]}? " if near else ""
     raise InvalidInput(
         key,
-        f"there is no {name!r}; {hint}known are {', '.join(known) or 'none'}, "
-        "and package.module:attribute for one's own",
+        f"there is no {name!r}; {hint}known names are {', '.join(known) or 'none'}; "
+        "your own is written as package.module:attribute",
     )
 
 
@@ -122,7 +122,7 @@ def own_mechanism(name: str) -> Mechanism:
         except TypeError as error:  # it is abstract, or has parameters without a default
             raise InvalidInput(
                 key,
-                f"{name!r} cannot be built from a scale alone: {error}; name an instance of it",
+                f"{name!r} cannot be built from a scale alone: {error}; name an instance instead",
             ) from None
     if not isinstance(found, Mechanism):
         raise InvalidInput(key, f"{name!r} is not a mechanism: {found!r}")
@@ -198,8 +198,9 @@ def _refusal(what: str, place: str, *reasons: str) -> Unsupported:
     if not _is_place(place):  # whoever is told to copy a text should know that it is a name
         return Unsupported(f"{what} does not look like package.module:attribute")
     return Unsupported(
-        f"{what} is named by a file, and no file can have code imported: if this code is one you "
-        f"trust, allow it with --trust {place}, in Python with udpfl.plugins.trust({place!r}), or "
+        f"{what} is named by a file, and code is not imported because a file names it: if this "
+        f"code is one you trust, allow it with --trust {place}, in Python with "
+        f"udpfl.plugins.trust({place!r}), or "
         "install the package that offers it" + "".join(f"; {reason}" for reason in reasons)
     )
 
@@ -218,7 +219,9 @@ def _is_place(text: str) -> bool:
 def _from_package(key: str, name: str, points: list[EntryPoint]) -> Any:
     if len(points) > 1:
         places = " and ".join(point.value for point in points)
-        raise InvalidInput(key, f"{name!r} is offered by {places}; write out the one that is meant")
+        raise InvalidInput(
+            key, f"{name!r} is offered by {places}; write the full name of one of them"
+        )
     point = points[0]
     return _attempt(key, point.load, f"{name!r} ({point.value})")
 

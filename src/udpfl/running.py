@@ -34,7 +34,7 @@ class ReportPage(Observer):
         try:
             write_report([run.folder], run.report)
         except Exception as error:  # whatever is wrong with the page, the run is safe on disk
-            log.warning("report.html was not written (%s); `udpfl report` tries again", error)
+            log.warning("report.html was not written (%s); `udpfl report` writes it again", error)
 
 
 def _with_page(train: Callable[P, Run]) -> Callable[P, Run]:

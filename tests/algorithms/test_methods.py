@@ -231,4 +231,4 @@ def test_the_command_lists_every_method_with_its_facts():
     assert all(method.paper in table.output for method in BUILT_IN.values())
     assert "tau = 0.001, beta2 = 0.99" in table.output
     both = sum(method.unit == "record" for method in BUILT_IN.values())
-    assert table.output.count('one record, or a whole client with privacy.unit = "client"') == both
+    assert table.output.count('one record; with privacy.unit = "client", a whole client') == both

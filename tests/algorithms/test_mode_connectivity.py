@@ -153,7 +153,7 @@ def federate(tmp_path):
 
 
 def test_a_method_that_needs_public_records_refuses_to_go_without(federate):
-    with pytest.raises(InvalidInput, match=r"data\.public.*none are set aside"):
+    with pytest.raises(InvalidInput, match=r"data\.public.*but there are none"):
         federate(training={"algorithm": "mode-connectivity"})
 
 

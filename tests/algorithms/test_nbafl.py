@@ -225,9 +225,9 @@ def test_a_real_budget_in_a_shared_ledger_still_refuses(federate, tmp_path):
             ledger.set_budget(account.id, Budget(ledger.statement(account.id, 1e-3).epsilon, 1e-3))
         before = ledger.head()
     answers = {  # no setting changes the noise of this method, so none is offered
-        "refuse": "does not hold this run; nothing was trained.* is spent; nothing of it would fit",
-        "skip": "no client has enough left",
-        "fit": "does not hold this run, whose noise is not planned for a guarantee",
+        "refuse": "is too small for this run; .* is spent; no part of this run would fit",
+        "skip": "no client has enough budget left",
+        "fit": "is too small for this run, and its noise is not planned for a guarantee",
     }
     for exhausted, words in answers.items():
         with pytest.raises(BudgetExceeded, match=words):

@@ -391,7 +391,7 @@ def test_the_command_prints_saves_and_draws(runs, tmp_path):
     assert picture.read_bytes()[:4] == b"\x89PNG"
     table = said("analyze", "curve", runs["a"], runs["b"], "--steps", 1, "--curve", "chain")
     assert "barrier" in table
-    assert "search: 1 steps, not converged: --steps allows no more" in table
+    assert "search: 1 steps, not converged: it used all of --steps" in table
 
 
 def test_what_cannot_be_connected_is_refused(runs, tmp_path, capsys):

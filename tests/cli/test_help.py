@@ -145,7 +145,7 @@ def test_bash_is_offered_verbs_options_keys_and_values():
 def test_zsh_gets_the_meaning_as_well():
     answer = "\n".join(completed("run --set training.rou", shell="zsh"))
     assert "training.rounds=" in answer
-    assert "Rounds of training" in answer
+    assert "Number of rounds" in answer
     assert completed("run conf", shell="zsh") == ["_files"]
 
 

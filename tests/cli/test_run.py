@@ -170,7 +170,7 @@ def test_cuda_that_is_not_there(capsys, config):
 def test_an_option_that_is_a_key_says_how_the_key_is_set(capsys, words, hint):
     code, out, err = command(capsys, *words.split())
     assert (code, out) == (2, "")
-    assert err.endswith(f"it is a key of the configuration: {hint}\n")
+    assert err.endswith(f"It is a configuration key; use {hint}\n")
 
 
 @pytest.mark.parametrize(

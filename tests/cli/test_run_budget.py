@@ -25,15 +25,15 @@ def test_a_used_up_budget_ends_with_exit_code_1_and_clear_words(capsys, config, 
     code, out, err = command(capsys, "run", config, *shared, "--out", "second", "--json")
     assert (code, out) == (1, "")
     assert err.startswith(
-        "udpfl: error: client-0, client-1, client-2: the budget in site.sqlite does not hold this "
-        "run; nothing was trained"
+        "udpfl: error: client-0, client-1, client-2: the budget in site.sqlite is too small for "
+        "this run; nothing was trained"
     )
     assert err.count("\n") == 1
     assert not (tmp_path / "second").exists()
     more = ["budget", "set", "site.sqlite", "client-1", "--epsilon", "40", "--delta", "1e-5"]
     code, _, err = command(capsys, *more)
     assert code == 2
-    assert err.startswith("udpfl: error: --reason: is needed where a budget rises: client-1 has ε")
+    assert err.startswith("udpfl: error: --reason: is needed to raise a budget: client-1 has ε")
     code, out, _ = command(capsys, *more, "--reason", "it agreed")
     assert code == 0
     assert "client-1: budget ε = 40" in out
@@ -48,7 +48,7 @@ def test_a_used_up_budget_ends_with_exit_code_1_and_clear_words(capsys, config, 
     assert found["privacy"]["epsilon"] > 8
     code, _, err = command(capsys, "run", config, *shared, "--set", "privacy.exhausted=stop")
     assert code == 2
-    assert "privacy.exhausted: 'stop' is gone, 'refuse' is its successor" in err
+    assert "privacy.exhausted: 'stop' no longer exists: use 'refuse'" in err
 
 
 class Miser(Observer):

@@ -41,7 +41,7 @@ def test_short_names(name, key):
         ("training.epsilon", "did you mean privacy.epsilon?"),
         ("lr", "did you mean training.learning_rate?"),
         ("name", "data.name or model.name"),
-        ("options", "write out which"),
+        ("options", "is ambiguous: write "),
         ("seed", "--seeds"),
         ("out", "cannot be varied"),
         ("ledger", "its own ledger"),
@@ -114,7 +114,7 @@ def test_a_value_that_fits_nowhere_is_bad_input_and_a_bad_combination_is_a_cell(
     refused = {tuple(c.settings.values()): c.refused for c in grid.cells if c.refused}
     assert refused.keys() == {(2, 4)}
     assert refused[2, 4].parameter == "training.clients_per_round"
-    with pytest.raises(InvalidInput, match=r"set privacy\.mechanism to turn it on"):
+    with pytest.raises(InvalidInput, match=r"set privacy\.mechanism to turn privacy on"):
         grid_of(load({"privacy": "none"}), {"epsilon": [2]}, 1)
     on = grid_of(load({"privacy": "none"}), {"epsilon": [2], "mechanism": ["laplace"]}, 1)
     assert on.cells[0].config.privacy.epsilon == 2

@@ -124,7 +124,7 @@ def test_rows_of_two_units_have_a_column_for_it():
         assert [line[place:].split()[0] for line in rows] == ["record"] * 3 + ["client"]
         text = " ".join(" ".join(lines).split())
         assert "Some rows hide one record, others a whole client" in text
-        assert "each at δ = 0.0001 for a run by itself, cannot be compared" in text
+        assert "each at δ = 0.0001 for one run alone, cannot be compared" in text
     alike = replace(of_units(), rows=of_units().rows[:3])
     assert " unit" not in alike.table(200)
     varied = of_units(("privacy.unit", "privacy.epsilon"))
@@ -147,7 +147,7 @@ def test_no_line_of_the_figure_joins_two_units(tmp_path):
     drawn, alike = ((tmp_path / f"{name}.svg").read_text() for name in ("units", "alike"))
     for label in ("fedavg (guarantee, single records)", "dp-fedavg (guarantee, whole clients)"):
         assert label in drawn
-    assert "for single records and for whole clients: not to be compared" in drawn
+    assert "for single records and for whole clients: these cannot be compared" in drawn
     assert "fedavg (guarantee)" in alike
     assert "whole clients" not in alike
 
@@ -156,7 +156,7 @@ def test_one_run_and_one_seed_are_not_said_in_the_plural(capsys):
     code, out, _ = command(capsys, "compare", "base.toml", "--seeds", "1", "--out", "grid")
     assert code == 0
     assert "1 run trained, 0 found in grid" in out
-    assert "One run each, with seed 0: nothing is known of the spread." in out
+    assert "One run each, with seed 0: the spread is not known." in out
     code, out, _ = command(capsys, "compare", "base.toml", "--seeds", "3", "--out", "grid")
     assert "2 runs trained, 1 found in grid" in out
     assert "range over seeds 0, 1, 2." in out
@@ -192,7 +192,7 @@ def test_a_cell_that_fails_says_why_and_does_not_stop_the_others(capsys):
     assert (code, err) == (1, "")
     assert re.search(r"gaussian +– +0 of 2 +failed \(1\)", out)
     assert re.search(r"laplace +0\.\d+ ± 0\.\d+ +\S+ +2 of 2 +\S+ +guarantee", out)
-    assert "failed (1): privacy.delta: 0 asks for pure DP, and gaussian noise has no" in out
+    assert "failed (1): privacy.delta: 0 means pure DP, but gaussian noise has no" in out
     code, out, _ = command(capsys, "compare", "base.toml", *vary, *options, "--json")
     assert code == 1
     found = json.loads(out)

@@ -21,14 +21,14 @@ from tests.commands import command
 from tests.report.pages import visible
 from udpfl import Budget, Gaussian, Laplace
 from udpfl.accounting import Composed, PoissonSampled, Release, Repeated, Sensitivity, account
+from udpfl.accounting.alternatives import account_alternatives
 from udpfl.accounting.statement import shown
-from udpfl.accounting.whichever import account_whichever
 from udpfl.algorithms import FedAvg
 from udpfl.errors import InvalidInput, Unsupported
 from udpfl.ledger import Ledger
 from udpfl.report import read_run, selection_of, write_report
 
-CHOSEN = "The ε of a run that is chosen by its result leaves out the selection: "
+CHOSEN = "The ε of one run does not cover the choice of this run by its result: "
 FIXED = "with settings fixed before the first of them was trained"
 IF_FIXED = "if their settings were fixed beforehand"
 ROUNDS = 3
@@ -137,9 +137,9 @@ def test_another_seed_deals_anew_and_a_record_may_always_be_at_the_costliest_cli
     total = only_total(result)
     assert total.records == "dealt anew"
     assert total.privacy.epsilon == pytest.approx(expected, rel=2e-3)
-    assert "the costliest client of each counts" in result.selection.sentence
+    assert "the costliest client of each run counts" in result.selection.sentence
     # What one seed trains on another may test on, and figures on test records have no noise.
-    assert "test records are taken for public" in result.selection.sentence
+    assert "test records count as public" in result.selection.sentence
     assert any("test records are public" in note for note in total.privacy.notes)
 
 
@@ -214,7 +214,7 @@ def test_runs_on_other_data_are_not_added_up(tmp_path):
     write_report(runs[:3], tmp_path / "three.html")
     said = visible((tmp_path / "three.html").read_text())
     assert "all 2 runs on the same records" in said
-    assert "Not counted: 1 run on other data." in said
+    assert "This does not include 1 run on other data." in said
 
 
 def test_a_file_of_another_name_is_other_data_and_of_the_same_name_elsewhere_is_not(tmp_path):
@@ -246,7 +246,7 @@ def test_where_it_cannot_be_told_runs_are_added_up_and_the_sentence_says_so():
     expected = gaussian([std_of(folder, 0) for folder in folders(result)], 1e-5)
     assert only_total(result).records == "not known"
     assert only_total(result).privacy.epsilon == pytest.approx(expected, rel=2e-3)
-    assert "it cannot be told whether these are the same records" in result.table(400)
+    assert "it is not known whether these are the same records" in result.table(400)
     # Handed over in Python, data has no name; the ledgers still know the same records again.
     own = [
         read_run(train(f"own-{number}", data=data))
@@ -312,8 +312,8 @@ def test_totals_are_by_unit_where_units_differ():
     said = result.selection.sentence
     assert "2 runs on the same records that hide single records" in said
     assert "2 runs on the same records that hide whole clients" in said
-    assert "for who is one client in each" in said
-    assert "No total covers both units." in said
+    assert "for someone who is one client in each run" in said
+    assert "There is no total for both units together." in said
 
 
 # What is said, and where
@@ -344,7 +344,7 @@ def test_one_run_leaves_nothing_out():
     assert result.selection is None
     assert result.to_dict()["selection"] is None
     for text in (result.table(400), visible(result.report.read_text())):
-        assert "leaves out the selection" not in text
+        assert "does not cover the choice" not in text
 
 
 def test_a_grid_that_was_changed_later_counts_all_its_runs_and_presumes_nothing():
@@ -393,7 +393,7 @@ def steps(std: float, count: int = 20, rate: float = 0.1) -> Repeated:
 def test_the_bound_for_whichever_event_holds_for_all_of_them():
     few = [[steps(1.0), steps(2.0), steps(1.0, 60)], [steps(1.5, 40), steps(1.2, 30)]]
     exact = max(account(Composed(chosen), 1e-5).epsilon for chosen in product(*few))
-    assert account_whichever(few, 1e-5).epsilon == pytest.approx(exact, rel=1e-9)
+    assert account_alternatives(few, 1e-5).epsilon == pytest.approx(exact, rel=1e-9)
     # At some orders one event has the larger divergence, at others the other one.
     gaussian_, laplace = (
         steps(1.0),
@@ -404,7 +404,7 @@ def test_the_bound_for_whichever_event_holds_for_all_of_them():
     most = max(
         account(Composed(chosen), 1e-5, accountant="rdp").epsilon for chosen in product(*many)
     )
-    bound = account_whichever(many, 1e-5)
+    bound = account_alternatives(many, 1e-5)
     assert most <= bound.epsilon * (1 + 1e-6)
     assert bound.epsilon <= 1.2 * most
 
@@ -417,12 +417,12 @@ def test_at_delta_zero_the_largest_losses_add_up():
         [pure(scale) for scale in np.linspace(1, 2, 10)],
         [pure(s) for s in np.linspace(3, 4, 10)],
     ]
-    assert account_whichever(sets, 0.0).epsilon == pytest.approx(1 + 1 / 3)
+    assert account_alternatives(sets, 0.0).epsilon == pytest.approx(1 + 1 / 3)
     with pytest.raises(Unsupported):
-        account_whichever([*sets, [steps(1.0)]], 0.0)
+        account_alternatives([*sets, [steps(1.0)]], 0.0)
     mixed = [[pure(1.0)], [Release(Gaussian(std=1.0), Sensitivity(1.0), unit="client")]]
     with pytest.raises(Unsupported, match="different units"):
-        account_whichever(mixed, 1e-5)
+        account_alternatives(mixed, 1e-5)
     for wrong in ([], [[]], [[pure(1.0)], []]):
         with pytest.raises(InvalidInput, match="sets"):
-            account_whichever(wrong, 1e-5)
+            account_alternatives(wrong, 1e-5)

@@ -82,7 +82,7 @@ def test_another_base_is_refused_with_what_differs(capsys, tmp_path):
     sets = ["--set", "training.rounds=3", "--set", "data.by=x", "--set", "data.partition=column"]
     code, out, err = command(capsys, *arguments, "--vary", "epsilon=2", *sets)
     assert (code, out) == (2, "")
-    assert "out: 'grid' holds a comparison of other settings" in err
+    assert "out: 'grid' holds a comparison with other settings" in err
     assert "training.rounds is 2 there and 3 here" in err
     assert "data.by is not set there and x here" in err
     assert "privacy.epsilon" not in err
@@ -98,7 +98,7 @@ def test_another_base_is_refused_with_what_differs(capsys, tmp_path):
     (tmp_path / "thesis" / "text.md").write_text("years of work")
     code, _, err = command(capsys, "compare", "base.toml", "--out", "thesis")
     assert code == 2
-    assert "'thesis' exists and holds no comparison" in err
+    assert "'thesis' exists and is not the folder of a comparison" in err
     assert [path.name for path in (tmp_path / "thesis").iterdir()] == ["text.md"]
 
 
@@ -186,8 +186,8 @@ def test_an_interrupt_with_two_jobs_stops_cleanly_and_says_how_to_go_on(capsys):
     process.send_signal(signal.SIGINT)
     assert process.wait(PATIENCE) == 130
     said = Path("err.txt").read_text()
-    assert "finishing the rounds under way" in said
-    assert "interrupted: 0 of 3 runs are done in grid; the same command goes on" in said
+    assert "the current rounds are finished first" in said
+    assert "interrupted: 0 of 3 runs are done in grid; repeat the command to continue" in said
     assert "Traceback" not in said
     goes_on(capsys, under_way, *vary)
 
@@ -232,12 +232,12 @@ def test_without_their_parent_workers_end_and_the_same_command_goes_on(how, caps
         Path("go").touch()  # to their next message
     else:
         process.send_signal(signal.SIGINT)
-        until(lambda: "once more to stop at once" in Path("err.txt").read_text(), process)
+        until(lambda: "interrupt again to stop now" in Path("err.txt").read_text(), process)
         assert not any(map(ended, workers))
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE) == 130  # without go
         said = Path("err.txt").read_text()
-        assert "interrupted: 0 of 2 runs are done in grid; the same command goes on" in said
+        assert "interrupted: 0 of 2 runs are done in grid; repeat the command to continue" in said
         assert "Traceback" not in said
     give_up = time.monotonic() + PATIENCE
     while not all(map(ended, workers)):
@@ -278,7 +278,7 @@ def test_an_interrupt_of_a_single_job(monkeypatch, capsys):
     arguments = ["compare", "base.toml", "--vary", "epsilon=2,4", "--seeds", "1", "--out", "grid"]
     code, out, err = command(capsys, *arguments)
     assert (code, out) == (130, "")
-    assert err == "interrupted: 1 of 2 runs are done in grid; the same command goes on from there\n"
+    assert err == "interrupted: 1 of 2 runs are done in grid; repeat the command to continue\n"
     code, out, _ = command(capsys, *arguments, "--json")
     assert code == 0
     assert (json.loads(out)["found"], json.loads(out)["trained"]) == (1, 1)

@@ -181,18 +181,18 @@ def test_numbers_keep_their_kind():
         (
             {"privacy": {"unit": "client", "clip_quantile": 0.5}},
             "privacy.clip_quantile",
-            "whole clients",
+            "is not available with privacy.unit",
         ),
         ({"privacy": {"mechanism": ["none", "laplace"]}}, "privacy.mechanism", "not for some"),
         (
             {"privacy": {"ledger": "l", "randomness": "seeded"}},
             "privacy.ledger",
-            "seeded randomness is not private and cannot be charged",
+            "seeded randomness is not private, so it cannot be charged",
         ),
         (
             {"privacy": {"ledger": "l", "mechanism": "none"}},
             "privacy.ledger",
-            "without privacy is not private and cannot be charged",
+            "without privacy is not private, so it cannot be charged",
         ),
         ({"data": {"options": {"x": {"y": [None]}}}}, "data.options", "got None"),
         ({"model": {"options": {"x": Path("y")}}}, "model.options", "Path"),
@@ -222,10 +222,10 @@ IDLE = [  # a key, a value that somebody set, what it needs and what makes use o
 def test_a_key_that_would_be_ignored_is_refused_with_what_it_needs(key, value, needs, user):
     error = refused({}, f"{key}={json.dumps(value)}")
     assert error.parameter == key
-    assert f"{value!r} has no use unless {needs} is " in error.message
+    assert f"{value!r} has no effect unless {needs} is " in error.message
     section, _, name = key.partition(".")
     default = getattr(getattr(Config(), section), name)
-    assert error.message.endswith("leave it out" if default is None else f"leave it at {default}")
+    assert error.message.endswith("remove it" if default is None else f"leave it at {default}")
     used = load(overrides=[f"{key}={json.dumps(value)}", f"{needs}={json.dumps(user)}"])
     assert getattr(getattr(used, section), name) == value
     assert load(tomllib.loads(dump(used))) == used  # as a run folder keeps it

@@ -174,7 +174,7 @@ def test_privacy_is_turned_off_and_on_again():
         ([], ["privacy=none", "privacy.ledger=l"]),
         ([{"privacy": "none"}, {"privacy": {"epsilon": 2.0}}], []),
     ):
-        with pytest.raises(InvalidInput, match="turn it on again"):
+        with pytest.raises(InvalidInput, match="to turn privacy on"):
             load(*layers, overrides=overrides)
     assert refused({"privacy": {"mechanism": "none", "epsilon": -3.0}}).parameter == (
         "privacy.epsilon"

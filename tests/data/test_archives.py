@@ -96,7 +96,7 @@ def test_an_archive_without_what_it_should_hold_is_told(tmp_path, server):
     form = Format("folders", ((Pictures("Hand", 1),),))
     source = packed(source_of("medical-mnist"), form, content)
     server.files["/MedNIST.tar.gz"] = content
-    with pytest.raises(FetchFailed, match="still incomplete: there is no Hand"):
+    with pytest.raises(FetchFailed, match="still incomplete: it lacks Hand"):
         fetch(source, tmp_path, base=server.address)
 
 
@@ -116,14 +116,14 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> bytes:
 @pytest.mark.parametrize(
     ("content", "match"),
     [
-        (member("../evil"), "leads out"),
-        (member("a/../../evil"), "leads out"),
-        (member("/tmp/udpfl-evil"), "leads out"),
-        (member("..\\evil"), "leads out"),
-        (member("evil", tarfile.SYMTYPE, "/etc/passwd"), "no plain file"),
-        (member("evil", tarfile.LNKTYPE, "good"), "no plain file"),
-        (member("evil", tarfile.CHRTYPE), "no plain file"),
-        (member("evil", tarfile.FIFOTYPE), "no plain file"),
+        (member("../evil"), "outside its folder"),
+        (member("a/../../evil"), "outside its folder"),
+        (member("/tmp/udpfl-evil"), "outside its folder"),
+        (member("..\\evil"), "outside its folder"),
+        (member("evil", tarfile.SYMTYPE, "/etc/passwd"), "not a regular file"),
+        (member("evil", tarfile.LNKTYPE, "good"), "not a regular file"),
+        (member("evil", tarfile.CHRTYPE), "not a regular file"),
+        (member("evil", tarfile.FIFOTYPE), "not a regular file"),
         (archive({"big": b"0" * 101}), "more than 100 bytes"),
         (archive({"one": b"0" * 60, "two": b"0" * 60}), "more than 100 bytes"),
         (archive({"big": b"0" * 50})[:-20], "cannot be unpacked"),
@@ -164,7 +164,7 @@ def test_a_hostile_archive_over_the_web_is_one_line_for_the_user(
         capsys, "fetch", "medical-mnist", "--data-dir", tmp_path, "--source", server.address
     )
     assert code == 2
-    assert "leads out of it" in err
+    assert "outside its folder" in err
     assert not list(tmp_path.rglob("evil"))
 
 

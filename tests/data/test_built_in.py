@@ -49,7 +49,7 @@ def test_unknown_names_and_options():
         load("cifar")
     with refused("there is mnist5k, mnist, ", "data.name"):
         load("sky")
-    with refused("is no option of mnist5k", "data.options.size"):
+    with refused("is not an option of mnist5k", "data.options.size"):
         load("mnist5k", options={"size": 3})
     with refused("did you mean target", "data.options.targt"):
         load("table", options={"targt": "x"})

@@ -183,7 +183,7 @@ def test_check_tells_ok_changed_missing_and_unknown_apart(capsys, tmp_path, monk
     assert command(capsys, "check", "--data-dir", tmp_path)[0] == 0  # missing, not named
     code, out, _ = command(capsys, "check", "mnist", "--data-dir", tmp_path)
     assert code == 1  # missing, named
-    assert "not all of it: mnist" in out
+    assert "missing or incomplete: mnist" in out
 
 
 def test_check_of_an_absent_or_unknown_data_set(capsys, tmp_path):

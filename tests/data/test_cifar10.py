@@ -318,7 +318,7 @@ def test_missing_cifar_files_are_named(tmp_path):
         load("cifar10", directory=tmp_path)
     write_cifar(tmp_path / "cifar10", "npz")  # a whole set elsewhere will do
     same_as_the_batches(load("cifar10", directory=tmp_path))
-    with refused("is no option of cifar10", "data.options.size"):
+    with refused("is not an option of cifar10", "data.options.size"):
         load("cifar10", directory=tmp_path, options={"size": 32})
 
 

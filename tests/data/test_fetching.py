@@ -154,7 +154,7 @@ def test_a_file_that_is_there_and_wrong_is_never_overwritten(tmp_path, server):
     server.files["/digits.gz"] = BODY
     (tmp_path / "set").mkdir()
     (tmp_path / "set/digits.gz").write_bytes(b"precious")
-    with pytest.raises(FetchFailed, match=r"digits\.gz is there, but is not the published one"):
+    with pytest.raises(FetchFailed, match=r"digits\.gz is not the published one"):
         fetch(one_file(), tmp_path, base=server.address)
     assert (tmp_path / "set/digits.gz").read_bytes() == b"precious"
     assert server.requests == []

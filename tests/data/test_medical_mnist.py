@@ -101,8 +101,8 @@ def test_repeats_are_removed_before_splitting(tmp_path, caplog):
         kept = load("medical-mnist", directory=tmp_path)
         assert not caplog.records
         data = load("medical-mnist", directory=tmp_path, options={"duplicates": "remove"})
-    assert "6 of 30 pictures repeat an earlier one" in caplog.text
-    assert "0 of them with another target" in caplog.text
+    assert "6 of 30 pictures are exact copies of an earlier one" in caplog.text
+    assert "0 of them have another target" in caplog.text
     positions, inputs, _ = everything(data)
     assert positions.tolist() == [i for i in range(30) if i % 5 != 4]  # the first of each stays
     assert len(np.unique(inputs.reshape(24, -1), axis=0)) == 24
@@ -120,7 +120,7 @@ def test_repeats_are_removed_before_splitting(tmp_path, caplog):
         ({"duplicates": "drop"}, "duplicates: must be keep or remove, got 'drop'"),
         ({"duplicates": True}, "duplicates: .*got True"),
         ({"duplicates": ["keep"]}, "duplicates: .*got"),
-        ({"sise": 28}, "sise: is no option of medical-mnist; did you mean size"),
+        ({"sise": 28}, "sise: is not an option of medical-mnist; did you mean size"),
     ],
 )
 def test_bad_options_are_refused(tmp_path, options, match):
@@ -156,7 +156,7 @@ def test_broken_scans_are_named(tmp_path):
     with refused("cannot read the picture .*000011.png"):
         load("medical-mnist", directory=folder)
     Image.fromarray(np.zeros((28, 28), np.uint16)).save(path)
-    with refused("000011.png must have 8 bits a channel"):
+    with refused("000011.png must have 8 bits per channel"):
         load("medical-mnist", directory=folder)
     for file in (folder / "CXR").iterdir():
         file.unlink()
@@ -178,7 +178,7 @@ def test_the_real_medical_mnist(caplog):
     folder = real("medical_mnist")
     data = load("medical-mnist", directory=folder, options={"duplicates": "remove"})
     assert "440 of 58954 pictures" in caplog.text
-    assert "0 of them with another target" in caplog.text
+    assert "0 of them have another target" in caplog.text
     assert len(data.train) + len(data.test) == 58_514  # published: as many distinct at 64×64
     counts = np.bincount(data.train.targets) + np.bincount(data.test.targets)
     assert counts[[1, 3, 4]].tolist() == [8954, 10_000, 10_000]  # no repeats in these

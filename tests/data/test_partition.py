@@ -105,7 +105,7 @@ def test_columns_make_clients(caplog):
     assert [part.tolist() for part in divide("column", 4, **options)] == [[1, 4], [0, 3], [2], [5]]
     assert not caplog.records
     assert [part.tolist() for part in divide("column", 2, **options)] == [[1, 2, 4], [0, 3, 5]]
-    assert "4 distinct values: they are dealt out to 2 clients" in caplog.text
+    assert "4 distinct values for 2 clients" in caplog.text
     with refused("4 distinct values", "data.clients"):
         divide("column", 5, **options)
     with refused("did you mean site", "data.by"):

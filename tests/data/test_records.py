@@ -90,7 +90,7 @@ def test_a_data_set_knows_its_shapes():
         ({"test": Records(np.ones((4, 2), int), np.arange(4))}, "data.test", "float32"),
         ({"test": Records(np.ones((4, 2)), np.ones(4))}, "data.task", "regress"),
         ({"columns": {"site": np.zeros(3)}}, "data.columns.site", "4 records, got 3"),
-        ({"owners": (np.array([0, 1]), np.array([1]))}, "data.owners", "one client only"),
+        ({"owners": (np.array([0, 1]), np.array([1]))}, "data.owners", "only one client"),
         ({"owners": (np.array([0, 4]),)}, "data.owners", "0..3"),
         ({"owners": (np.array([0]), np.array([], dtype=int))}, "data.owners", "at least one"),
     ],

@@ -85,8 +85,8 @@ def test_faces_with_other_names_are_left_out_and_counted(tmp_path, caplog):
 def test_repeated_faces_may_have_other_labels(tmp_path, caplog):
     order = write_faces(tmp_path)
     data = load("utkface", directory=tmp_path, options={"duplicates": "remove"})
-    assert "1 of 5 pictures repeat an earlier one" in caplog.text
-    assert "1 of them with another target" in caplog.text
+    assert "1 of 5 pictures are exact copies of an earlier one" in caplog.text
+    assert "1 of them have another target" in caplog.text
     positions, inputs, _ = everything(data)
     repeat = max(order.index(1), order.index(2))
     assert repeat == 1  # not the last, so that what follows it moves up
@@ -104,7 +104,7 @@ def test_faces_are_reduced_and_refused(tmp_path):
     assert load("utkface", directory=tmp_path, options={"size": 16}).input_shape == (3, 16, 16)
     with refused("must be gender, ethnicity or age, got 'race'", "data.options.target"):
         load("utkface", directory=tmp_path, options={"target": "race"})
-    with refused("is no option of utkface", "data.options.scale"):
+    with refused("is not an option of utkface", "data.options.scale"):
         load("utkface", directory=tmp_path, options={"scale": 2})
     with refused("none to test on", "data.test"):
         load("utkface", directory=tmp_path, test=0.01)

@@ -234,7 +234,7 @@ def _no_past(tables):
         (lambda t: t.pop("test"), "no file test.csv .*without the measured power"),
         (lambda t: t.pop("windforecasts_wf4"), "no file windforecasts_wf4.csv or"),
         (_without_columns, "test.csv has no column wp1; .*without the measured power"),
-        (_empty_values, "test.csv lacks a value of power; .*without the measured power"),
+        (_empty_values, "test.csv has a missing value of power; .*without the measured power"),
         (_leak, "hour 2009-07-16T12 is in train.csv and in test.csv"),
         (lambda t: t["benchmark"].pop(), "must list the same hours"),
         (lambda t: (t["benchmark"].pop(), t["test"].pop()), "periods of 48 hours"),

@@ -223,18 +223,20 @@ def test_a_shared_ledger_refuses_a_second_run_and_lets_a_richer_client_go_on(
         assert sorted(tmp_path.glob("run-*")) == folders  # nothing was begun, nothing charged
         assert shared.read_bytes() == before
 
-    refused("^client-0, client-1, client-2: the budget in .* does not hold this run")
-    refused("no client has enough left for this run: client-0, client-1", exhausted="skip")
+    refused("^client-0, client-1, client-2: the budget in .* is too small for this run")
+    refused("no client has enough budget left for this run: client-0, client-1", exhausted="skip")
 
     with Ledger(shared) as ledger:
         ledger.set_budget(account_of(shared, "client-1"), Budget(40.0, 1e-5), reason="it agreed")
-    refused("^client-0, client-2: the budget in .* does not hold this run")
+    refused("^client-0, client-2: the budget in .* is too small for this run")
     watch = Watch()
     third = federate({"ledger": str(shared), "exhausted": "skip"}, observers=[watch])
     assert third.stopped is None
     assert {message.client for message in watch.messages} == {"client-1"}
     assert [row["participants"] for row in third.metrics] == [1] * 3
-    assert "without client-0, client-2: the budget does not hold this run" in caplog.text
+    assert (
+        "the run begins without client-0, client-2: the budget is too small for it" in caplog.text
+    )
     assert first.privacy.epsilon < third.privacy.epsilon <= 40.0  # of both runs together
     assert third.clients["client-0"] == first.clients["client-0"]
     assert len(charged(third, "client-0")) == spent

@@ -83,11 +83,11 @@ def test_a_damaged_latest_checkpoint_costs_nothing(federate):
 
 def test_resuming_a_finished_run_says_so_and_keeps_its_time(federate, caplog):
     whole = federate(None, {"rounds": 2})
-    assert "trained before" not in caplog.text
+    assert "already trained" not in caplog.text
     file = whole.folder / "summary.json"
     file.write_text(json.dumps({**read(whole, "summary.json"), "seconds": 1234.5}))
     again = udpfl.run(resume=whole.folder, model=network(), data=blobs())
-    assert "all rounds were trained before: only the results are written again" in caplog.text
+    assert "all rounds are already trained: only the results are written again" in caplog.text
     assert again.seconds == read(whole, "summary.json")["seconds"] == 1234.5
     file.write_text("{}")  # whatever became of the file, the run can be resumed
     assert udpfl.run(resume=whole.folder, model=network(), data=blobs()).seconds < 1234.5
@@ -108,14 +108,14 @@ def test_resuming_needs_the_ledger_that_holds_the_charges(federate, tmp_path, mo
     assert again.privacy == whole.privacy
     assert not list(elsewhere.iterdir())
     whole.ledger_path.rename(tmp_path / "moved.sqlite")
-    with pytest.raises(LedgerError, match="is not there: it cannot go on"):
+    with pytest.raises(LedgerError, match="is missing: the run cannot be resumed"):
         udpfl.run(resume=whole.folder, model=network(), data=blobs())
 
 
 def test_resuming_needs_the_same_data_and_model(federate):
     whole = federate(None, {"rounds": 2})
     inputs, labels = blobs()
-    with pytest.raises(InvalidInput, match="not those that the run was begun with"):
+    with pytest.raises(InvalidInput, match="not those that the run began with"):
         udpfl.run(resume=whole.folder, model=network(), data=(inputs + 1, labels))
     with pytest.raises(InvalidInput, match=r"planned for \d+ parameters"):
         udpfl.run(resume=whole.folder, model=nn.Linear(4, 3), data=blobs())

@@ -70,5 +70,5 @@ def test_a_run_begins_anew_only_if_no_round_was_charged(federate, tmp_path, priv
     folder = tmp_path / "run-0"
     for checkpoint in (folder / "checkpoints").iterdir():
         checkpoint.unlink()
-    with pytest.raises(LedgerError, match=r"no checkpoint .* charged already"):
+    with pytest.raises(LedgerError, match=r"no checkpoint .* already charged"):
         udpfl.run(resume=folder, data=blobs(), model=network())

@@ -250,7 +250,7 @@ def test_the_command_imports_and_every_other_shows_it(capsys, filled, tmp_path):
         rule = opened.filter(opened.account_of("alice"))
     assert alice["statement"]["epsilon"] == pytest.approx(account(PAST, 1e-5, rule).epsilon)
     code, said = command(capsys, "budget", "show", filled)
-    assert "alice: 200 of the releases were imported" in said
+    assert "alice: 200 of the releases were made outside of this package" in said
     assert "alice: assumes that the imported releases" in said
     assert "bob: assumes" not in said
     code, said = command(capsys, "budget", "history", filled)

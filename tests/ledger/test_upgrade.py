@@ -185,7 +185,7 @@ def test_a_file_that_is_not_sound_is_left_as_it_is(tmp_path, spoil):
     path, _ = written(tmp_path / "site.sqlite", spoil=spoil)
     copy = shutil.copy(path, tmp_path / "copy.sqlite")
     for read_only in (True, False):
-        with pytest.raises(LedgerError, match="is not sound, it is left as it is: charge"):
+        with pytest.raises(LedgerError, match="is not sound, so it was not changed: charge"):
             Ledger(path, read_only=read_only)
     with closing(sqlite3.connect(path)) as db, closing(sqlite3.connect(copy)) as other:
         assert list(db.iterdump()) == list(other.iterdump())

@@ -467,7 +467,7 @@ def test_a_run_says_what_rounding_adds(tmp_path):
     )  # fmt: skip
     summary = (result.folder / "summary.json").read_text()
     assert '"rounding"' in summary
-    assert "That adds" in result.report.read_text()
+    assert "This adds at most" in result.report.read_text()
     assert "Rounding: computers add noise" in result.report.read_text()
 
 

@@ -79,7 +79,7 @@ def test_a_run_with_such_noise_is_resumed_and_its_budget_shown(installed, tmp_pa
 def test_nobody_is_told_a_number_without_the_very_class(tmp_path, theirs):
     folder, path, options = tmp_path / "run", [], []
     udpfl.run({**private(folder), "training": QUICK})
-    reason = f"no file can have code imported: {TRUST % PLACES['logistic']}"
+    reason = f"code is not imported because a file names it: {TRUST % PLACES['logistic']}"
     if theirs == "not installed":  # it could be imported, and no package offers it
         path = [str(PLUGIN)]
     if theirs == "another density":

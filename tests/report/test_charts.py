@@ -72,7 +72,7 @@ def test_no_axis_has_two_kinds_of_epsilon(runs, names):
                 r["epsilon"]["max"] for r in runs["private"].metrics
             ]
             assert chart.warning == "nominal runs are left out"
-            assert "the ε that is guaranteed instead" in chart.note
+            assert "together with the ε that is guaranteed" in chart.note
             assert called.startswith("ε")
         else:
             assert [line.dash for line in chart.series] == ["dashed", "dashed"]
@@ -101,7 +101,7 @@ def test_the_budget_drawn_is_the_one_in_the_ledger(runs, tmp_path):
     assert (marks, name) == ([9.0] * 3, "budget")
     assert "in the ledger when the run ended" in note
     said = visible(run_page(read_run(run.folder)))
-    assert "The budget is the one that it held when this run ended." in said
+    assert "The budget is the one in the ledger when this run ended." in said
     assert "budget ε δ" in said
     assert said.count("9 (configured 4)") == 3
 
@@ -115,7 +115,7 @@ def test_the_budget_drawn_is_the_one_in_the_ledger(runs, tmp_path):
     for folder in (old, copied(run, tmp_path / "unfinished", "summary.json")):
         marks, name, note = budgets_drawn(folder)
         assert (marks, name) == ([4.0] * 3, "configured budget")
-        assert "The ledger may hold another one." in note
+        assert "The budget in the ledger may differ." in note
         assert "configured budget ε δ" in visible(run_page(read_run(folder)))
 
     assert "planned for." in budgets_drawn(runs["nominal"].folder)[2]

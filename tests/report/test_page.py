@@ -161,7 +161,7 @@ def test_an_unfinished_run_has_a_page_that_says_so(runs, tmp_path, left):
     assert not record.finished
     assert record.kind == "guarantee"
     said = visible(run_page(record))
-    assert f"Not finished. This page shows the run as far as it got: round {record.rounds}" in said
+    assert f"Not finished. This page shows the run up to round {record.rounds}" in said
     assert record.rounds == {"all": 4, "one": 1, "none": 0}[left]
     # Whatever the metrics say, four rounds were charged.
     assert record.statement.epsilon == runs["private"].privacy.epsilon
@@ -270,7 +270,7 @@ def test_no_number_without_the_ledger(runs, tmp_path, name, trouble):
     write_report([folder, shutil.copytree(folder, tmp_path / "copy")], tmp_path / "c.html")
     for page in (run_page(record), (tmp_path / "c.html").read_text()):
         said = visible(page)
-        assert "No number can be stated: what this run has spent cannot be read from its" in said
+        assert "No number can be stated: the spending of this run cannot be read from its" in said
         assert "Not known" in said
         assert "ε = " not in said
         assert "Not private" not in said

@@ -136,7 +136,7 @@ def test_another_id_is_found(capsys, place, model):
     else:
         restamp(folder, lambda stamp: stamp.update(nothing))
     state_of(folder, statements(place, 0))
-    reason = "the ledger knows of no run 0000000000000000, which run.json names"
+    reason = "the ledger does not know the run 0000000000000000, which run.json names"
     contradicted(capsys, folder, reason)
     code, said = verify(capsys, place / "site.sqlite", folder)
     assert (code, f"{folder}: {reason}" in said) == (1, True)
@@ -197,10 +197,10 @@ def test_other_budgets_are_found(capsys, place):
     folder = place / "large"
     budgets = {client: [1000, 1e-3] for client in CLIENTS}
     edit(folder / "summary.json", lambda summary: summary.update(budgets=budgets))
-    contradicted(capsys, folder, "summary.json has other budgets than the ledger held")
+    contradicted(capsys, folder, "the budgets in summary.json are not those in the ledger")
     assert {client.held for client in read_run(folder).clients} == {(8.0, 1e-3)}
     edit(folder / "summary.json", lambda summary: summary.pop("budgets"))
-    contradicted(capsys, folder, "summary.json has other budgets than the ledger held")
+    contradicted(capsys, folder, "the budgets in summary.json are not those in the ledger")
 
 
 @pytest.mark.parametrize("model", ["gone", "restamped", "kept"])
@@ -218,7 +218,7 @@ def test_another_sentence_is_found(capsys, place, is_sealed, model):
         folder,
         "model.safetensors is not the file that the run ended with"
         if edited
-        else "the statement of summary.json is not what it says",
+        else "the sentence in summary.json is not that of its statement",
     )
 
 
@@ -229,7 +229,7 @@ def test_another_delta_is_found(capsys, place, is_sealed):
     state_of(folder, statements(place, summary_of(folder)["head"][0], 0.2))
     reason = "participants.json is not the file that the run began with"
     contradicted(
-        capsys, folder, reason if is_sealed else "δ = 0.2 of client-0 in summary.json is not its"
+        capsys, folder, reason if is_sealed else "δ = 0.2 of client-0 in summary.json is not that"
     )
 
 
@@ -274,9 +274,9 @@ def test_a_run_without_one_of_its_files_is_not_verified(capsys, run, name):
 )  # fmt: skip
 def test_everything_in_the_summary_is_compared(capsys, run, key):
     edit(run / "summary.json", lambda summary: summary.update({key: 7}))
-    contradicted(capsys, run, f"summary.json has another “{key}” than the run ended with")
+    contradicted(capsys, run, f"“{key}” in summary.json is not the one with which the run ended")
     edit(run / "summary.json", lambda summary: summary.pop(key))
-    contradicted(capsys, run, f"summary.json has another “{key}” than the run ended with")
+    contradicted(capsys, run, f"“{key}” in summary.json is not the one with which the run ended")
 
 
 def test_nothing_in_the_summary_goes_unchecked(run):
@@ -291,7 +291,7 @@ def test_nothing_in_the_summary_goes_unchecked(run):
 @pytest.mark.parametrize(("key", "word"), [("head", "charge"), ("decided", "decision")])
 def test_a_summary_has_to_say_how_the_run_ended(capsys, run, key, word):
     edit(run / "summary.json", lambda summary: summary.pop(key))
-    contradicted(capsys, run, f"summary.json does not say with which {word} the run ended")
+    contradicted(capsys, run, f"summary.json does not name the last {word} of the run")
     assert verify(capsys, run, run)[0] == 1
 
 
@@ -300,12 +300,12 @@ def test_nothing_charged_and_answers_given(capsys, place):
     edit(folder / "summary.json", lambda summary: summary.update(head=[0, ""]))
     code, said = verify(capsys, place / "site.sqlite", folder)
     assert code == 1
-    assert "says that nothing was charged, and metrics.jsonl has 6 answers" in said
+    assert "says that nothing was charged, but metrics.jsonl has 6 answers" in said
 
 
 def test_the_accountant_is_compared(capsys, run):
     edit(run / "summary.json", lambda s: s["clients"]["client-1"].update(accountant="pure"))
-    contradicted(capsys, run, "summary.json for client-1 says accountant “pure”, recomputed it is")
+    contradicted(capsys, run, "summary.json for client-1 says accountant “pure”, but recomputed it")
 
 
 def test_a_model_that_nobody_trained_is_found(capsys, tmp_path, run):
@@ -367,7 +367,7 @@ def test_what_a_run_said_before_it_ended_again_is_found(capsys, run):
     before = (run / "summary.json").read_text()
     udpfl.run(resume=run, data=blobs(), model=linear())
     (run / "summary.json").write_text(before)
-    contradicted(capsys, run, "and summary.json with ")
+    contradicted(capsys, run, "but summary.json names ")
 
 
 def test_the_last_end_counts(capsys, tmp_path):
@@ -432,7 +432,7 @@ def test_a_ledger_from_before_the_end_is_found(capsys, tmp_path):
     assert verify(capsys, shared, folder)[0] == 0
     code, said = verify(capsys, backup, folder)
     assert code == 1
-    assert f"{folder}: summary.json says that the run ended, and the ledger does not" in said
+    assert f"{folder}: summary.json says that the run ended, but the ledger does not" in said
     assert "does not hold decision" in said
 
 

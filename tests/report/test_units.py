@@ -138,14 +138,14 @@ def test_the_first_table_has_a_unit_where_it_is_not_always_a_record(runs):
     assert re.search(rf"client \S+ % {re.escape(client)} 10⁻³ a whole client Guarantee", said)
     assert re.search(r"record \S+ % \S+ 10⁻⁵ one record Guarantee", said)
     assert re.search(r"open \S+ % no bound – – Not private", said)
-    assert "an ε for one record not with one for a whole client" in said
-    assert "each record or client pays in every one of them" in said
+    assert "an ε for one record cannot be compared with an ε for a whole client" in said
+    assert "each record or client is charged in every run" in said
     only = visible(comparison_page(records(runs, "client", "trusted")))
     assert "ε unit privacy rounds" in only
-    assert "each client pays in every one of them" in only
+    assert "each client is charged in every run" in only
     plain = visible(comparison_page(records(runs, "record", "paced")))
     assert "unit" not in plain.partition("Settings that differ")[0]
-    assert "each record pays in every one of them" in plain
+    assert "each record is charged in every run" in plain
 
 
 def test_figures_are_drawn_by_unit(runs, tmp_path):
@@ -174,7 +174,7 @@ def test_a_paced_run_shows_the_noise_of_its_first_and_last_round(runs):
         assert charged[0] == pytest.approx(3 * charged[-1])
         assert client.noise == f"gaussian (std {charged[0]:.4g} to {charged[-1]:.4g})"
     said = visible(run_page(record))
-    assert "in the first and in the last round that asks the client" in said
+    assert "of the first and of the last round in which the client is asked" in said
     (even,) = records(runs, "record")
     (always,) = set(stds_charged(runs["record"], "client-0"))
     assert even.clients[0].noise == f"gaussian (std {always:.4g})"
@@ -202,7 +202,7 @@ def test_a_clip_that_adapts_says_where_it_got_to(runs, tmp_path):
     said = visible(run_page(record))
     assert f"× {min(used):.4g} to {max(used):.4g} of what was planned" in said
     assert "the noise grows and shrinks with it" in said
-    assert "one count, with noise of its own, which is charged too" in said
+    assert "one count, with separate noise, which is charged as well" in said
     early = Path(shutil.copytree(runs["adapting"].folder, tmp_path / "r"))
     (early / "metrics.jsonl").write_text("")
     assert read_run(early).clients[0].clip == "l2 1 at the start"
@@ -215,7 +215,7 @@ def test_the_page_says_who_adds_the_noise_and_to_what(runs):
         "adds the noise of the table once a round, to the sum of all clients' updates"
         in (said["trusted"])
     )
-    assert "takes part with probability 0.5, by a coin that nobody else sees" in said["trusted"]
+    assert "takes part with probability 0.5, which it decides in secret" in said["trusted"]
     assert "a client clips its update as a whole and adds the noise itself" in said["client"]
     assert "clips the gradient of every record and adds the noise to their sum" in said["record"]
     for name in ("client", "record", "open"):
@@ -294,7 +294,7 @@ def test_words_are_those_of_the_unit(runs):
     before = said["client"].partition("Configuration")[0]
     assert "gradient" not in before
     assert "each a noisy release" not in said["client"]
-    assert "with privacy.unit = 'client' all of them together are one" in said["client"]
+    assert "with privacy.unit = 'client' all steps together are one release" in said["client"]
 
 
 def test_a_nominal_number_for_clients_is_about_their_updates(tmp_path):

@@ -89,8 +89,8 @@ def test_the_last_digits_may_differ(capsys, run):
     [
         ("epsilon", 0.1, "summary.json for the run says ε = 0.1"),
         ("delta", 1e-9, "summary.json for the run says δ = 1e-09"),
-        ("unit", "client", "says unit “client”, recomputed it is “record”"),
-        ("kind", "nominal", "says kind “nominal”, recomputed it is “guarantee”"),
+        ("unit", "client", "says unit “client”, but recomputed it is “record”"),
+        ("kind", "nominal", "says kind “nominal”, but recomputed it is “guarantee”"),
     ],
 )
 def test_an_edited_statement_of_the_run_is_found(capsys, run, field, value, reason):
@@ -100,7 +100,7 @@ def test_an_edited_statement_of_the_run_is_found(capsys, run, field, value, reas
 
 def test_a_delta_that_no_budget_has_is_found(capsys, run):
     edit(run / "summary.json", lambda s: s["clients"]["client-0"].update(delta=0.5, epsilon=0.0))
-    contradicted(capsys, run, "δ = 0.5 of client-0 in summary.json is not its budget's")
+    contradicted(capsys, run, "δ = 0.5 of client-0 in summary.json is not that of its budget")
 
 
 def test_a_nominal_run_is_no_guarantee(capsys, kept, tmp_path):
@@ -111,13 +111,13 @@ def test_a_nominal_run_is_no_guarantee(capsys, kept, tmp_path):
             own["kind"] = "guarantee"
 
     edit(folder / "summary.json", change)
-    contradicted(capsys, folder, "says kind “guarantee”, recomputed it is “nominal”")
+    contradicted(capsys, folder, "says kind “guarantee”, but recomputed it is “nominal”")
 
 
 def test_a_client_cannot_be_left_out(capsys, unsealed):
     edit(unsealed / "participants.json", lambda people: people.pop(2))
     edit(unsealed / "summary.json", lambda summary: summary["clients"].pop("client-2"))
-    contradicted(capsys, unsealed, "client-2 was charged in this run, and is not among its clients")
+    contradicted(capsys, unsealed, "client-2 was charged in this run, but is not one of its")
 
 
 def test_an_edited_header_of_the_model_is_found(capsys, unsealed):
@@ -137,7 +137,7 @@ def test_a_model_has_to_say_what_it_cost(capsys, unsealed):
 
 def test_model_and_summary_end_with_the_same_charge(capsys, run):
     edit(run / "summary.json", lambda summary: summary.pop("head"))
-    contradicted(capsys, run, "end with different charges")
+    contradicted(capsys, run, "name different last charges")
 
 
 def test_a_damaged_model_is_not_verified(capsys, unsealed):
@@ -158,4 +158,4 @@ def test_a_summary_from_before_the_run_went_on_is_found(capsys, run):
     earlier = {"head": [3, *chain], "privacy": most}
     edit(run / "summary.json", lambda summary: summary.update(**earlier, clients=early))
     restamp(run, lambda stamp: stamp.update(**earlier))
-    contradicted(capsys, run, "the run was charged up to charge 6, and its summary ends with")
+    contradicted(capsys, run, "the last charge of the run is 6, but its summary ends with")

@@ -42,7 +42,7 @@ def test_a_run_in_which_nobody_trained_leaves_no_model(capsys, tmp_path):
     assert not (second / "model.safetensors").exists()
     state, reasons, said, page = outcome(capsys, second)
     assert (state, reasons) == (
-        "not verified", "nobody has trained in this run, so there is no model to speak of",
+        "not verified", "no client has trained in this run, so there is no model",
     )  # fmt: skip
     assert "Nothing was trained, so there is no model." in said
     assert not is_green(page)
@@ -110,7 +110,7 @@ def test_an_older_folder_on_a_shared_ledger(capsys, tmp_path):
     older(first)
     state, reasons, _, _ = outcome(capsys, first)
     assert state == "not verified"
-    assert "does not say with which charge" not in reasons
+    assert "does not name the last charge" not in reasons
 
     def larger(summary):  # as if another run had charged before this one ended
         for own in (summary["privacy"], *summary["clients"].values()):
@@ -122,5 +122,5 @@ def test_an_older_folder_on_a_shared_ledger(capsys, tmp_path):
     restamp(first, lambda stamp: stamp.update(said))
     state, reasons, _, page = outcome(capsys, first)
     assert state == "not verified"
-    assert "does not say with which charge of the shared ledger the run ended" in reasons
+    assert "does not name the last charge of the run in the shared ledger" in reasons
     assert not is_green(page)

@@ -87,7 +87,7 @@ def test_a_file_that_is_no_ledger_is_not_verified(capsys, run):
 def test_the_ledger_of_another_run_is_found(capsys, run, tmp_path):
     other = train(tmp_path / "other", epsilon=[1.0, 2.0, 4.0])
     replace_ledger(run, other / "ledger.sqlite")
-    contradicted(capsys, run, "it is another one: its charge 6 has another hash")
+    contradicted(capsys, run, "this is another one: its charge 6 has another hash")
 
 
 def test_a_ledger_that_was_rolled_back_is_found(capsys, tmp_path):
@@ -180,10 +180,10 @@ def test_against_wants_runs_that_say_how_they_ended(capsys, run, unsealed):
         restamp(folder, lambda stamp: stamp.update(head=[6, "0" * 64]))
         code, said = verify(capsys, folder, folder)
         assert code == 1  # the model was made with another ledger
-        assert "and the header of the model end with different charges" in said
+        assert "and the header of the model name different last charges" in said
     older(unsealed)
     code, said = verify(capsys, unsealed, unsealed)
-    assert (code, "does not say with which charge it ended" in said) == (1, True)
+    assert (code, "does not name its last charge" in said) == (1, True)
     (run / "summary.json").unlink()
     code, said = verify(capsys, run, run)
     assert (code, "is not finished" in said) == (1, True)

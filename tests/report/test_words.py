@@ -127,8 +127,8 @@ def test_delta_is_the_chance_of_the_truth_and_not_of_a_larger_loss(runs, epsilon
     ) in page
     assert page.count("the odds change") == 1
     assert (
-        "How sure that one randomised answer can make someone that the record was there; with "
-        "probability δ = 10⁻⁵ they are told instead"
+        "From that one randomised answer, someone can become this sure that the record was there; "
+        "with probability δ = 10⁻⁵ they see the data instead"
     ) in page
     assert "How sure someone can become" not in page
 
@@ -182,7 +182,9 @@ def test_each_kind_speaks_for_itself(runs):
     )
     assert "an upper bound that holds for every client" not in said["nominal"]
     assert "an upper bound that holds for every client" in said["private"]
-    assert "nominal" not in said["private"].replace("'scalar' is the paper's, nominal only", "")
+    assert "nominal" not in said["private"].replace(
+        "'scalar', as in the paper, is nominal only", ""
+    )
     assert "Not private: privacy is turned off" in said["plain"]
     for phrase in ("Whatever they believed before", "Facts that are true of the whole population"):
         assert phrase in said["private"]

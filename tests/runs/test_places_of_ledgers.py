@@ -221,8 +221,8 @@ def test_another_name_by_a_symbolic_link_is_the_same_ledger(tmp_path):
 @pytest.mark.parametrize(
     ("place", "said"),
     [
-        ("folder", "'folder' is a folder: name a file"),
-        ("/dev/null", "'/dev/null' is no file that could hold one: name a file"),
+        ("folder", "'folder' is a folder: give the name of a file"),
+        ("/dev/null", "'/dev/null' is not a regular file: give the name of a file"),
         ("missing/site.sqlite", "there is no folder 'missing'"),
     ],
 )
@@ -237,7 +237,7 @@ def test_a_place_without_a_ledger_is_noticed_before_anything(tmp_path, monkeypat
         train("run", ledger=place)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder"]
     if place != "missing/site.sqlite":
-        with pytest.raises(InvalidInput, match="name a file"):
+        with pytest.raises(InvalidInput, match="give the name of a file"):
             Ledger(Path(place))
 
 
@@ -298,8 +298,8 @@ def test_records_of_another_block_are_named_with_it(tmp_path):
         name = known.client
         with pytest.raises(
             InvalidInput,
-            match=rf"the data of {name} \(block Q3\) is known there as {name} \(no block\): its "
-            "budget cannot begin anew under another name or block",
+            match=rf"the data of {name} \(block Q3\) is known there as {name} \(no block\): it "
+            "gets no new budget under another name or block",
         ):
             ledger.open_accounts({name: data}, block="Q3")
         ledger.account(name, "other data", block="Q3")
@@ -324,9 +324,9 @@ def test_a_run_of_another_unit_is_told_whose_unit_it_is(tmp_path, roomy, exhaust
     with pytest.raises(InvalidInput) as refused:
         train(tmp_path / "second", ledger=roomy, unit="client", exhausted=exhausted)
     assert str(refused.value) == (
-        f"privacy.unit: the account of client-0 in {roomy} was charged for single records, and "
-        "this run is to hide whole clients: the two cannot be added up. Set privacy.unit = "
-        '"record", or name another ledger'
+        f"privacy.unit: the account of client-0 in {roomy} was charged for single records, but "
+        "this run hides whole clients: the two cannot be added up. Set privacy.unit = "
+        '"record", or use another ledger'
     )
     assert not (tmp_path / "second").exists()
 
@@ -345,10 +345,10 @@ def test_a_run_after_other_neighbours_is_told_whose_they_are(tmp_path):
 
 def test_a_run_at_another_delta_is_told_whose_delta_counts(tmp_path, roomy, caplog):
     assert train(tmp_path / "second", ledger=roomy, delta=1e-6).privacy.delta == 1e-3
-    assert f"client-2 in {roomy} is at δ = 0.001: that is what counts" in caplog.text
+    assert f"client-2 in {roomy} is at δ = 0.001: this δ counts" in caplog.text
     caplog.clear()
     train(tmp_path / "third", ledger=roomy)
-    assert "that is what counts" not in caplog.text
+    assert "this δ counts" not in caplog.text
 
 
 def test_noise_that_cannot_keep_the_delta_of_an_account(tmp_path):
@@ -358,7 +358,7 @@ def test_noise_that_cannot_keep_the_delta_of_an_account(tmp_path):
         train(tmp_path / "second", ledger=shared)
     assert "client-0: gaussian noise has no pure-DP guarantee" in str(refused.value)
     assert "Its budget in the ledger is at δ = 0, whatever privacy.delta says" in str(refused.value)
-    assert "name another ledger" in str(refused.value)
+    assert "another ledger" in str(refused.value)
 
 
 # Names of clients in names of files

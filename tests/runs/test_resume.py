@@ -59,7 +59,7 @@ def test_one_edited_record_is_enough_to_refuse(tmp_path, shared):
     ledger = {"ledger": str(tmp_path / "shared.sqlite")} if shared else {}
     folder = begun(tmp_path, blobs(), after=1, clients_per_round=1, **ledger)
     for own in range(3):
-        with pytest.raises(InvalidInput, match=r"are not those that the run was begun with"):
+        with pytest.raises(InvalidInput, match=r"are not those that the run began with"):
             udpfl.run(resume=folder, data=edited(blobs(), 7 + own), model=linear())
     assert udpfl.run(resume=folder, data=blobs(), model=linear()).privacy.kind == "guarantee"
 
@@ -161,7 +161,7 @@ def test_a_finished_run_is_not_made_longer(tmp_path, monkeypatch):
         udpfl.run(resume=done.folder, data=blobs(), model=linear())
     monkeypatch.setattr(Ledger, "sealed", lambda *_: Sealed(None, None))
     again = udpfl.run(resume=done.folder, data=blobs(), model=linear())
-    assert "not a part of what the run has reserved" in again.stopped
+    assert "the run has not reserved this release" in again.stopped
     with Ledger(done.ledger_path) as ledger:
         assert ledger.rounds_charged(ledger.history().__next__().run, 1) == 2
 
@@ -182,7 +182,7 @@ def test_the_ledger_knows_the_records_that_were_charged(tmp_path, monkeypatch):
     del identity["fingerprints"]
     (folder / "run.json").write_text(json.dumps(identity))
     monkeypatch.setattr(Ledger, "sealed", lambda *_: Sealed(None, None))
-    with pytest.raises(InvalidInput, match="are not those that the run was charged for"):
+    with pytest.raises(InvalidInput, match="are not those for which the run was charged"):
         udpfl.run(resume=folder, data=edited(blobs()), model=linear())
 
 

@@ -25,7 +25,7 @@ from udpfl.audit.mechanism import audit_releases, check_trials
 from udpfl.audit.one_run import SurerGuesses, one_run, per_sample
 from udpfl.audit.replay import Subject, replayed, verdict_of
 from udpfl.audit.verdict import Verdict
-from udpfl.audit.whole import AsReleased, ClientUnderAudit, Worlds, rounds_to_try
+from udpfl.audit.whole_client import AsReleased, ClientUnderAudit, Worlds, rounds_to_try
 from udpfl.audit.worlds import Releases
 from udpfl.config import Config, load
 from udpfl.data.records import Indices

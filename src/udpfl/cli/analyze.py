@@ -21,12 +21,16 @@ if TYPE_CHECKING:
     from udpfl.analysis.between_runs import Connection
 
 analyze = typer.Typer(
-    name="analyze", help="Curves between models, convergence beside its bound, errors of noise."
+    name="analyze",
+    help="Measure curves between models, convergence against its bound, and errors of the noise.",
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")]
-Plot = Annotated[Path | None, typer.Option(help="Draw it (png, svg or pdf).", show_default=False)]
-Seed = Annotated[int, typer.Option(min=0, help="Decides every random draw.")]
+Plot = Annotated[
+    Path | None,
+    typer.Option(help="Draw the result to this file (png, svg or pdf).", show_default=False),
+]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of every random draw.")]
 Delta = Annotated[float, typer.Option(help="Budget: delta of all releases together.")]
 Rate = Annotated[float, typer.Option(help="Probability that a record takes part in a step.")]
 
@@ -40,17 +44,20 @@ def _root(context: typer.Context) -> None:
 @analyze.command()
 def curve(
     run_a: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
-    run_b: Annotated[Path, typer.Argument(help="Another one, of the same architecture.")],
+    run_b: Annotated[
+        Path, typer.Argument(help="Folder of another finished run with the same architecture.")
+    ],
     curve: Annotated[
-        Literal["bezier", "chain"], typer.Option(help="Quadratic Bezier, or two straight pieces.")
+        Literal["bezier", "chain"],
+        typer.Option(help="A quadratic Bezier curve, or a chain of two line segments."),
     ] = "bezier",
-    steps: Annotated[int, typer.Option(help="Steps of the search, at most.")] = 1000,
+    steps: Annotated[int, typer.Option(help="Largest number of steps of the search.")] = 1000,
     learning_rate: Annotated[float, typer.Option(help="Learning rate of the search.")] = 0.01,
-    batch: Annotated[int, typer.Option(help="Records of a step of the search.")] = 128,
-    points: Annotated[int, typer.Option(help="Points at which to measure.")] = 21,
+    batch: Annotated[int, typer.Option(help="Records in each step of the search.")] = 128,
+    points: Annotated[int, typer.Option(help="Number of points of the curve to measure.")] = 21,
     at: Annotated[
         float | None,
-        typer.Option(help="Which point of the curve to save, from 0 to 1.", show_default=False),
+        typer.Option(help="Point of the curve to save, from 0 to 1.", show_default=False),
     ] = None,
     save: Annotated[
         Path | None,
@@ -61,10 +68,10 @@ def curve(
     json_: Json = False,
     plot: Plot = None,
 ) -> None:
-    """Train a curve of low loss between the models of two runs, and measure the way along it.
+    """Train a curve of low loss between the models of two runs, and measure the loss along it.
 
-    The barrier is the most by which the loss rises above the line between the losses at the ends.
-    Only records that no client of either run held are used.
+    The barrier is the largest rise of the loss above the straight line between the losses of the
+    two models. Only records that no client of either run held are used.
 
     Examples:
 
@@ -111,7 +118,9 @@ def convergence(
     context: typer.Context,
     config: Annotated[
         Path | None,
-        typer.Argument(help="Train this configuration's network in place of a built-in problem."),
+        typer.Argument(
+            help="Train the network of this configuration instead of a built-in problem."
+        ),
     ] = None,
     problem: Annotated[
         Literal["quadratic", "logistic"],
@@ -121,27 +130,30 @@ def convergence(
     epsilon: Annotated[
         list[float] | None,
         typer.Option(
-            help="Budget that the noise is calibrated to, 8 if not set; with a configuration "
-            "several, each a run.",
+            help="Budget that the noise is calibrated to; 8 if not set. With a configuration it "
+            "may be repeated: one run for each value.",
             show_default=False,
         ),
     ] = None,
     delta: Delta = 1e-5,
-    rounds: Annotated[int, typer.Option(help="Rounds, each a mean over all clients.")] = 1000,
-    local_steps: Annotated[int, typer.Option(help="Steps of every client in a round.")] = 1,
+    rounds: Annotated[
+        int, typer.Option(help="Number of rounds; each averages over all clients.")
+    ] = 1000,
+    local_steps: Annotated[int, typer.Option(help="Steps of each client in a round.")] = 1,
     clients: Annotated[int, typer.Option(help="Number of clients.")] = 5,
     records: Annotated[int, typer.Option(help="Records of each client.")] = 100,
     dimension: Annotated[int, typer.Option(help="Number of parameters.")] = 10,
     sampling_rate: Rate = 0.5,
-    repetitions: Annotated[int, typer.Option(help="Trainings to average over.")] = 50,
+    repetitions: Annotated[int, typer.Option(help="Number of trainings to average over.")] = 50,
     seed: Seed = 0,
     json_: Json = False,
     plot: Plot = None,
 ) -> None:
-    """Set the convergence bound of federated averaging beside trainings with more and more noise.
+    """Compare the convergence bound of federated averaging with trainings at five noise levels.
 
-    On a strongly convex problem every constant of the bound is computed or measured. A network has
-    no such bound: a configuration is trained as it is, and only measured curves are shown.
+    On a strongly convex problem every constant of the bound is computed or measured. There is no
+    such bound for a network: a configuration is trained as it is, and only the measured curves are
+    shown.
 
     Examples:
 
@@ -160,7 +172,9 @@ def convergence(
         _networks(config, epsilon or [], json_, plot)
         return
     if epsilon and len(epsilon) > 1:
-        raise InvalidInput("epsilon", "takes one value, unless a configuration is trained")
+        raise InvalidInput(
+            "epsilon", "takes one value; several are possible only with a configuration"
+        )
     posed = Convex.drawn(problem, clients=clients, records=records, dimension=dimension, seed=seed)
     budget = epsilon[0] if epsilon else 8.0
     noise = plan(
@@ -200,7 +214,9 @@ def _only(context: typer.Context, allowed: set[str]) -> None:
     for name in context.params:
         source = context.get_parameter_source(name)
         if name not in allowed and source is not None and source.name == "COMMANDLINE":
-            raise InvalidInput(name, "is for the built-in problems; the configuration decides here")
+            raise InvalidInput(
+                name, "is an option of the built-in problems; remove it, the configuration decides"
+            )
 
 
 @analyze.command()
@@ -214,23 +230,27 @@ def error(
     clip: Annotated[float, typer.Option(help="Bound on one record's gradient.")] = 1.0,
     accounting: Annotated[
         Accounting,
-        typer.Option(help="With 'vector' a guarantee; 'scalar' is the paper's own, nominal only."),
+        typer.Option(
+            help="How noise is accounted: 'vector' gives a guarantee; 'scalar', as in the paper, "
+            "is nominal only."
+        ),
     ] = "vector",
     scale: Annotated[
         float,
         typer.Option(
-            help="What noise is multiplied by on its way into the model: learning rate over "
-            "sampling rate times declared size."
+            help="Factor by which noise enters the model: learning rate / (sampling rate × "
+            "declared size)."
         ),
     ] = 1.0,
-    trials: Annotated[int, typer.Option(help="Coordinates to draw.")] = 4000,
+    trials: Annotated[int, typer.Option(help="Number of coordinates to draw.")] = 4000,
     seed: Seed = 0,
     json_: Json = False,
     plot: Plot = None,
 ) -> None:
-    """Compare the summed l1 error of every release with the error of the model they add up to.
+    """Compare the sum of the l1 errors of all releases with the l1 error of the resulting model.
 
-    The first is the paper's and grows like T; the second grows like the root of T.
+    After T releases the sum, which the paper reports, grows like T; the error of the model grows
+    like the square root of T.
 
     Examples:
 

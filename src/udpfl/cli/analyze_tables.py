@@ -22,15 +22,17 @@ if TYPE_CHECKING:
 
 _ENDINGS: dict[Ending, str] = {
     "converged": "converged",
-    "steps": "not converged: --steps allows no more",
-    "not finite": "not converged: the next one was not finite; a smaller --learning-rate may help",
+    "steps": "not converged: it used all of --steps",
+    "not finite": "not converged: the loss became infinite or NaN; try a smaller --learning-rate",
 }
 
 
 def curve(found: Connection) -> None:
     """Both ways from one model to the other."""
     kind = found.found.curve.kind
-    table = _table("Along the way", "p", "line: loss", "accuracy", f"{kind}: loss", "accuracy")
+    table = _table(
+        "Along the line and the curve", "p", "line: loss", "accuracy", f"{kind}: loss", "accuracy"
+    )
     for p, line, trained in zip(
         found.line.places, found.line.values, found.curve.values, strict=True
     ):
@@ -63,19 +65,21 @@ def study(found: Study, title: str) -> None:
         )  # fmt: skip
     Console().print(table)
     typer.echo(f"steps: until E|w−w*|² is {found.target:.3g}, where the noisiest training ended")
-    typer.echo("above: steps that went over the recursion by more than four standard errors")
+    typer.echo(
+        "above: steps whose measured distance exceeds the recursion by over four standard errors"
+    )
     lines = found.to_dict()
     for name in ("measured", "bound"):
         line = lines[f"{name}_line"]
         typer.echo(
-            f"{name}: {line['slope']:,.4g} steps for each unit of variance, straight line with "
-            f"R² = {line['r_squared']:.4f}"
+            f"{name}: {line['slope']:,.4g} steps for each unit of variance; the straight line fits "
+            f"with R² = {line['r_squared']:.4f}"
         )
     steepest = max(level.steepest for level in found.levels)
     if steepest > 1:
         typer.echo(
-            f"note: record gradients reach {steepest:.3g}; a clip of 1, which the noise is "
-            "calibrated for, would change this training, and the theory does not know clipping"
+            f"note: record gradients reach a norm of {steepest:.3g}. The noise is calibrated for a "
+            "clip of 1, which would change this training; the theory does not cover clipping"
         )
 
 
@@ -90,10 +94,10 @@ def networks(curves: Sequence[NetworkCurve]) -> None:
             f"{each.losses[-1]:.4f}", _share(each.accuracies[-1]),
         )  # fmt: skip
     Console().print(table)
-    typer.echo(f"rounds: to a test loss of {target:.4f}, the best that all of them reached")
+    typer.echo(f"rounds: until the test loss is {target:.4f}, the lowest that all runs reached")
     typer.echo(
-        "these runs were thrown away and charged to nobody, and the first is not private: for "
-        "public data only"
+        "these runs were not kept and no client was charged; the first one is not private: use "
+        "this command with public data only"
     )
 
 

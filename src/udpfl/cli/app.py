@@ -58,7 +58,7 @@ def _root(
         ),
     ] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Say more about what is going on.")
+        bool, typer.Option("--verbose", "-v", help="Print more log messages.")
     ] = False,
 ) -> None:
     logging.basicConfig(

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from udpfl.audit import Releases, Verdict
 
 audit = typer.Typer(
-    name="audit", help="Try to refute a claim: with adversaries, canaries and a second accountant."
+    name="audit",
+    help="Try to refute a privacy claim with adversaries, canaries and a second accountant.",
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")]
@@ -31,9 +32,7 @@ Plot = Annotated[
         help="Draw the claimed and the measured epsilon (png, svg or pdf).", show_default=False
     ),
 ]
-ErrorRate = Annotated[
-    float, typer.Option(help="Probability that a true claim is refuted, at most.")
-]
+ErrorRate = Annotated[float, typer.Option(help="Largest probability that a true claim is refuted.")]
 
 
 @audit.callback(invoke_without_command=True)
@@ -52,24 +51,26 @@ def mechanism(
     ] = 1e-5,
     accounting: Annotated[
         Accounting,
-        typer.Option(help="How the noise was calibrated: 'scalar' is the paper's own."),
+        typer.Option(help="How the noise is calibrated; 'scalar' as in the paper."),
     ] = "vector",
     canary: Annotated[
         str,
         typer.Option(
-            help="What the record adds: 'dirac' in one coordinate, 'dense' in all, or a file with "
-            "a gradient (.npy or text)."
+            help="Gradient of the record: 'dirac' is one coordinate, 'dense' is all coordinates; "
+            "or a file with a gradient (.npy or text)."
         ),
     ] = "dense",
-    trials: Annotated[int, typer.Option(help="Trials in each world.")] = 20_000,
+    trials: Annotated[
+        int, typer.Option(help="Number of trials with the record, and as many without it.")
+    ] = 20_000,
     steps: Annotated[int, typer.Option(help="How many times noise is released.")] = 1,
     sampling_rate: Annotated[
         float, typer.Option(help="Probability that the record takes part in a release.")
     ] = 1.0,
     clip: Annotated[float, typer.Option(help="Bound on one record's gradient.")] = 1.0,
-    norm: Annotated[Norm, typer.Option(help="Norm in which it is clipped.")] = "l2",
+    norm: Annotated[Norm, typer.Option(help="Norm of the clip.")] = "l2",
     accountant: Annotated[
-        Accountant, typer.Option(help="Whose claim: rdp, pld, or the tighter one.")
+        Accountant, typer.Option(help="Accountant of the claim: rdp, pld, or the tighter one.")
     ] = "best",
     error: ErrorRate = 0.05,
     json_: Json = False,
@@ -77,7 +78,7 @@ def mechanism(
 ) -> None:
     """Calibrate noise to a claim, draw it many times, and try to refute the claim.
 
-    Exit code 1 when it is refuted. What is claimed is what `udpfl plan` prints for these options.
+    Exit code 1 if the claim is refuted. The claim is what `udpfl plan` prints for these options.
 
     Examples:
 
@@ -132,19 +133,21 @@ def run(
         Path | None,
         typer.Argument(
             metavar="CONFIG|RUN",
-            help="TOML file, or the folder of a run; without one, the embedded default.",
+            help="Configuration file (TOML) or run folder; if not given, the built-in default.",
             show_default=False,
         ),
     ] = None,
     set_: Annotated[
-        list[str] | None, set_option("Change one key of the configuration. May be repeated.")
+        list[str] | None, set_option("Change one configuration key. May be repeated.")
     ] = None,
-    trials: Annotated[int, typer.Option(help="Replays in each world.")] = 2_000,
+    trials: Annotated[
+        int, typer.Option(help="Number of replays with the record, and as many without it.")
+    ] = 2_000,
     canaries: Annotated[
         int | None,
         typer.Option(
-            help="Records that may be in a whole training, or not: by default 200, or half of a "
-            "client's; 0 leaves it out.",
+            help="Canary records of a whole training, each in it or not at random; by default "
+            "200, or half of a client's records. 0 skips this audit.",
             show_default=False,
         ),
     ] = None,
@@ -153,10 +156,10 @@ def run(
     json_: Json = False,
     plot: Plot = None,
 ) -> None:
-    """Audit the training itself: its steps replayed with and without a record, and one whole run.
+    """Audit the training itself: replay steps with and without a record, and train one whole run.
 
-    From a configuration the model is as it starts, from a folder as it was trained. Exit code 1
-    when a claim is refuted.
+    For a configuration the initial model is audited, for a run folder the trained one. Exit code 1
+    if a claim is refuted.
 
     Examples:
 
@@ -171,7 +174,7 @@ def run(
     if plot is not None:
         check_plot(plot)
     if set_ and where is not None and where.is_dir():
-        raise InvalidInput("set", "a run is audited as it was: no settings beside its folder")
+        raise InvalidInput("set", "a run is audited with its own settings: leave --set out")
     trust_all(trust)
     target = load(where, overrides=set_ or ()) if set_ or where is None else where
     with Console(stderr=True).status("replaying steps, then training once"):
@@ -182,15 +185,13 @@ def run(
 @audit.command()
 def ledger(
     path: Annotated[Path, typer.Argument(help="A ledger, or the folder of a run.")],
-    delta: Annotated[
-        float, typer.Option(help="Delta for clients without a budget, which has its own.")
-    ] = 1e-5,
+    delta: Annotated[float, typer.Option(help="Delta for clients that have no budget.")] = 1e-5,
     json_: Json = False,
 ) -> None:
-    """Check a budget ledger a second time, with code and formulas that it does not share.
+    """Check a budget ledger with code and formulas that the ledger itself does not use.
 
-    Reads the file alone, adds up every charge and computes between which bounds each client's
-    epsilon lies. Exit code 1 when anything contradicts what the ledger says.
+    The command reads only the file. It adds up every charge and computes a lower and an upper bound
+    of each client's epsilon. Exit code 1 if anything contradicts what the ledger says.
 
     Examples:
 
@@ -200,7 +201,7 @@ def ledger(
     """
     from udpfl.audit.ledger import audit_ledger
 
-    with Console(stderr=True).status("adding up and accounting again"):
+    with Console(stderr=True).status("adding up the charges and accounting them again"):
         found = audit_ledger(path, delta)
     if json_:
         typer.echo(json.dumps(found.to_dict(), indent=2, ensure_ascii=False))
@@ -225,7 +226,7 @@ def _say(verdicts: list[Verdict], json_: bool, plot: Path | None) -> None:
             typer.echo(f"{verdict.claim}: {verdict}")
             typer.echo(f"  power: {verdict.caught}")
             if verdict.estimate is not None:
-                typer.echo(f"  if the noise is Gaussian indeed: ε ≥ {verdict.estimate:.3g}")
+                typer.echo(f"  if the noise really is Gaussian: ε ≥ {verdict.estimate:.3g}")
     if plot is not None:
         try:
             audit_figure(verdicts, plot)

@@ -29,7 +29,8 @@ from udpfl.errors import InvalidInput, LedgerError, LedgerUnavailable
 from udpfl.ledger.charges import Entry
 
 budget = typer.Typer(
-    name="budget", help="What every client has spent of its privacy budget, and what is left."
+    name="budget",
+    help="Show and change privacy budgets: what each client has spent and what is left.",
 )
 
 LedgerPath = Annotated[
@@ -51,13 +52,11 @@ def _root(context: typer.Context) -> None:
 def show(
     ledger: LedgerPath,
     client: ClientName = None,
-    delta: Annotated[
-        float, typer.Option(help="Delta for clients that have no budget of their own.")
-    ] = 1e-5,
+    delta: Annotated[float, typer.Option(help="Delta for clients that have no budget.")] = 1e-5,
     trust: Trust = None,
     json_: Json = False,
 ) -> None:
-    """What every client has spent, over all runs, and what is left of its budget.
+    """Show what each client has spent over all runs, and what is left of its budget.
 
     Example:
 
@@ -81,30 +80,32 @@ def show(
 @budget.command("import")
 def import_(
     ledger: LedgerPath,
-    client: Annotated[str, typer.Argument(help="The client that spent it.")],
+    client: Annotated[str, typer.Argument(help="The client to charge.")],
     opacus: Annotated[
         Path | None,
         typer.Option(help="JSON of an Opacus accountant's state_dict() or history."),
     ] = None,
     events: Annotated[
         Path | None,
-        typer.Option(help="JSON of one event or a list of them, as event_to_dict writes them."),
+        typer.Option(help="JSON of one event or a list of events, as event_to_dict writes them."),
     ] = None,
-    note: Annotated[str, typer.Option(help="What it was, for whoever reads the ledger.")] = "",
-    block: Annotated[str, typer.Option(help="The block of its records that it is about.")] = "",
+    note: Annotated[str, typer.Option(help="What the releases were; kept in the ledger.")] = "",
+    block: Annotated[
+        str, typer.Option(help="The block of the client's records that was used.")
+    ] = "",
     fingerprint: Annotated[
         str,
         typer.Option(
-            help="The data it is about, 32 letters and digits; needed where the ledger does not "
-            "know the client."
+            help="Fingerprint of the data that was used, 32 hexadecimal digits; needed if the "
+            "ledger does not know the client."
         ),
     ] = "",
     trust: Trust = None,
 ) -> None:
     """Charge a client for releases that were made outside of this package.
 
-    They count from now on, even beyond the budget: a client that has spent more trains no more.
-    An Opacus history is taken to come from Poisson sampling, which is the default there.
+    The charge counts from now on, even if it exceeds the budget; a client over its budget trains no
+    more. An Opacus history is assumed to come from Poisson sampling, which is Opacus' default.
 
     Example:
 
@@ -115,7 +116,7 @@ def import_(
     trust_all(trust)
     with open_ledger(ledger, read_only=False) as opened:
         if problems := opened.verify():
-            raise LedgerError(f"the ledger is not sound, nothing is charged to it: {problems[0]}")
+            raise LedgerError(f"the ledger is not sound, so nothing was charged: {problems[0]}")
         if opacus is not None:
             source, event = "opacus, assuming Poisson sampling", read_opacus(opacus)
         else:
@@ -128,22 +129,20 @@ def import_(
     typer.echo(f"{client}: imported {releases:,} releases; now {balance.statement}")
     own = balance.budget
     if own is not None and not balance.statement.epsilon <= own.epsilon:
-        typer.echo(f"{client}: more than its budget ε = {own.epsilon:g}; it trains no more")
+        typer.echo(f"{client}: this exceeds its budget ε = {own.epsilon:g}; it trains no more")
 
 
 @budget.command()
 def history(
     ledger: LedgerPath,
     client: ClientName = None,
-    every: Annotated[
-        bool, typer.Option("--all", help="A line for every charge instead of one for all alike.")
-    ] = False,
+    every: Annotated[bool, typer.Option("--all", help="Print one line for each charge.")] = False,
     trust: Trust = None,
     json_: Json = False,
 ) -> None:
-    """What was charged and what was decided, each in the order it was made.
+    """List all charges and all decisions, in the order in which they were made.
 
-    One line for all rounds of a run that are alike.
+    Equal charges of a run share one line, unless you give --all.
 
     Example:
 
@@ -176,9 +175,9 @@ def history(
 @budget.command()
 def export(
     ledger: LedgerPath,
-    file: Annotated[Path, typer.Argument(help="Where to: a name that ends in .csv or .json.")],
+    file: Annotated[Path, typer.Argument(help="File to write; its name ends in .csv or .json.")],
 ) -> None:
-    """Write every charge to a file, events in full.
+    """Write every charge to a file, with its full event.
 
     Example:
 
@@ -210,8 +209,8 @@ def verify(
         list[Path] | None,
         typer.Option(
             metavar="RUN",
-            help="Also check that the ledger holds what this run ended with, and that the run's "
-            "files were not edited. May be repeated.",
+            help="Also check that the ledger holds the last charge of this run, and that the files "
+            "of the run were not edited. May be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -219,10 +218,11 @@ def verify(
 ) -> None:
     """Check that no charge is missing, edited or unreadable. Exit code 1 if one is.
 
-    Exit code 2 if the file cannot be opened, which says nothing about its charges.
+    Exit code 2 means that the file could not be opened: its charges were not checked.
 
-    A ledger that was put back from an older copy is sound by itself: `--against` compares it with
-    what the folders of runs remember of it, and their files with the digests that it holds.
+    An older copy of a ledger is sound by itself. To find out whether charges are missing at its
+    end, use `--against`: it compares the ledger with what run folders say about it, and the files
+    of these folders with the digests in the ledger.
 
     Examples:
 
@@ -246,7 +246,7 @@ def verify(
     if problems:
         raise typer.Exit(1)
     ended = "1 run" if len(against or ()) == 1 else f"{len(against or ())} runs"
-    held = f"; holds what {ended} ended with" if against else ""
+    held = f"; holds the last charges of {ended}" if against else ""
     typer.echo(f"sound: {charges:,} charges of {clients:,} clients{held}")
 
 

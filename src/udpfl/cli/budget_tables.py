@@ -12,7 +12,7 @@ from rich.text import Text
 
 from udpfl.accounting.described import described
 from udpfl.accounting.statement import shown
-from udpfl.cli.changes import described_change
+from udpfl.cli.decision_words import describe_decision
 from udpfl.cli.ledgers import Balance
 from udpfl.errors import UdpflError
 from udpfl.ledger.charges import Entry
@@ -54,7 +54,7 @@ def notes_on(balances: Iterable[Balance], folders: Mapping[str, str]) -> dict[st
         if balance.statement.kind != "none" and balance.statement.unit == "client":
             notes.append("ε is for the whole client, not for one record")
         if balance.imported:
-            notes.append(f"{balance.imported:,} of the releases were imported from elsewhere")
+            notes.append(f"{balance.imported:,} of the releases were made outside of this package")
         if balance.reserved:
             notes.append(f"reserved by {', '.join(map(named, balance.reserved))}")
         for note in notes:
@@ -82,7 +82,7 @@ def decided(
     """Decisions that people want to see; `names` of accounts by their numbers."""
     table = Table("when", "client", "change", "by", "reason")
     for change in changes:
-        if (said := described_change(change, folders)) is not None:
+        if (said := describe_decision(change, folders)) is not None:
             who = names.get(change.account or 0, "")
             when = _second(change.decided_at)
             table.add_row(*map(Text, (when, who, said, change.author, change.reason)))

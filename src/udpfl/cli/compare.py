@@ -26,34 +26,38 @@ if TYPE_CHECKING:
 def compare(
     config: Annotated[
         Path | None,
-        typer.Argument(help="TOML file; without one, the embedded default.", show_default=False),
+        typer.Argument(
+            help="Configuration file (TOML); if not given, the built-in default.",
+            show_default=False,
+        ),
     ] = None,
     vary: Annotated[
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUE,VALUE",
-            help="A key and the values it takes in turn. May be repeated: every combination is "
-            "run. The last part of a key will do where only one key ends like it.",
+            help="A key and the values to try. May be repeated: every combination is run. The last "
+            "part of a key is enough if no other key ends with it.",
             autocompletion=assignments,
         ),
     ] = None,
     seeds: Annotated[
-        str, typer.Option(help="A number of seeds, counted from 0, or the seeds: 3,5,8.")
+        str, typer.Option(help="How many seeds (0, 1, 2, …), or a list of seeds: 3,5,8.")
     ] = "3",
     set_: Annotated[
-        list[str] | None, set_option("Change one key for all runs. May be repeated.")
+        list[str] | None, set_option("Change one key in all runs. May be repeated.")
     ] = None,
     data_dir: DataDir = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for all runs; by default one under runs/ that the same command finds "
-            "again.",
+            help="Folder for all runs. By default a folder under runs/; the same command uses the "
+            "same folder again.",
             show_default=False,
         ),
     ] = None,
     jobs: Annotated[
-        int, typer.Option(help="Runs at a time, each in a process with its share of cores.")
+        int,
+        typer.Option(help="Runs at the same time, each in a process with its share of the cores."),
     ] = 1,
     json_: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of a table.")
@@ -61,16 +65,16 @@ def compare(
     plot: Annotated[
         Path | None,
         typer.Option(
-            help="Draw a line for each value of the first key over the values of the second "
-            "(png, svg or pdf).",
+            help="Draw the results to this file (png, svg or pdf): one line for each value of the "
+            "first key, over the values of the second.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
     """Run a grid of settings with several seeds each, and compare the results.
 
-    The same command again goes on where it stopped, and a larger grid uses the runs that are
-    there. Exit code 1 when a run failed; the others are run all the same.
+    The same command continues a comparison that was stopped. A larger grid uses the runs that are
+    already there. Exit code 1 if a run failed; the other runs are done nevertheless.
 
     Examples:
 
@@ -88,7 +92,7 @@ def compare(
     if plot is not None:
         check_plot(plot)
         if not vary:
-            raise InvalidInput("plot", "there is nothing to draw without --vary")
+            raise InvalidInput("plot", "needs --vary: there is nothing to draw without it")
     console = Console(stderr=True, emoji=False)
     view = Live(console)
     try:
@@ -102,7 +106,7 @@ def compare(
                 tell=view.tell,
             )
     except ComparisonInterrupted as stopped:
-        typer.echo(f"interrupted: {stopped}; the same command goes on from there", err=True)
+        typer.echo(f"interrupted: {stopped}; repeat the command to continue", err=True)
         raise
     if json_:
         typer.echo(json.dumps(result.to_dict()))

@@ -11,7 +11,7 @@ import typer
 from udpfl.cli.completion import assignments
 from udpfl.config import dump, example, load, schema
 
-config = typer.Typer(help="Show what a configuration may hold, and check one.")
+config = typer.Typer(help="Show all configuration keys, and check a configuration file.")
 
 
 @config.callback(invoke_without_command=True)
@@ -28,8 +28,8 @@ def show_schema() -> None:
 
     udpfl config schema > udpfl.schema.json
 
-    With that file beside it, "#:schema udpfl.schema.json" as the first line of a
-    configuration makes many editors complete and check its keys.
+    Put that file next to your configuration and write "#:schema udpfl.schema.json" as the first
+    line of the configuration: many editors then complete and check its keys.
     """
     typer.echo(json.dumps(schema(), indent=2, ensure_ascii=False))
 
@@ -42,7 +42,7 @@ def show_example() -> None:
 
     udpfl config example > my.toml
 
-    Keep the lines that you change and delete the rest: defaults need not be written down.
+    Keep the lines that you change and delete the others: missing keys have their defaults.
     """
     typer.echo(example(), nl=False)
 
@@ -55,7 +55,7 @@ def check(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Set one key, over what the file says; may be given many times.",
+            help="Change one key of the file. May be repeated.",
             show_default=False,
             autocompletion=assignments,
         ),

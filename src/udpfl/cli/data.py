@@ -33,7 +33,7 @@ from udpfl.data.fetching import fetch as download
 from udpfl.data.formats import Source
 from udpfl.errors import InvalidInput
 
-data = typer.Typer(help="Which data sets there are, whether their files are right, how to get one.")
+data = typer.Typer(help="List the data sets, check their files, and download them.")
 
 Json = Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")]
 _COLOURS = {"ok": "green", "changed": "bold red", "missing": "yellow"}
@@ -47,7 +47,7 @@ def _root(context: typer.Context) -> None:
 
 @data.command("list")
 def list_(data_dir: DataDir = None, json_: Json = False) -> None:
-    """Every built-in data set: what it is, its licence and source, and whether it is here.
+    """List every built-in data set: what it is, its licence and source, and whether it is here.
 
     Example:
 
@@ -72,7 +72,7 @@ def list_(data_dir: DataDir = None, json_: Json = False) -> None:
     console = Console(emoji=False)
     console.print(table, highlight=False)
     if directory is None:
-        place = "no folder with data files is named: use --data-dir or UDPFL_DATA_DIR"
+        place = "no data folder was given: use --data-dir or UDPFL_DATA_DIR"
     else:
         place = f"looked in {directory}"
     console.print(escape(place), highlight=False, soft_wrap=True)
@@ -94,7 +94,8 @@ def check(
 ) -> None:
     """Compare the files that are here with their checksums.
 
-    Exit code 1 if a file is not the published one, or if a data set that you name is not here.
+    Exit code 1 if a file differs from the published one, or if a data set that you name is missing
+    or incomplete.
 
     Example:
 
@@ -111,9 +112,9 @@ def check(
     else:
         _print_checks(rows)
         if absent and names:
-            typer.echo(f"not here, or not all of it: {', '.join(absent)}")
+            typer.echo(f"missing or incomplete: {', '.join(absent)}")
         elif not rows:
-            typer.echo("no data set of which files could be checked is here")
+            typer.echo("there are no data files here to check")
     if (absent and names) or any(row["status"] == "changed" for row in rows):
         raise typer.Exit(1)
 
@@ -124,7 +125,7 @@ def fetch(
         str,
         typer.Argument(
             metavar="NAME",
-            help="The data set, as in `data list`.",
+            help="Name of the data set, as `udpfl data list` prints it.",
             autocompletion=one_of(BUILT_IN),
         ),
     ],
@@ -133,16 +134,18 @@ def fetch(
         str | None,
         typer.Option(
             metavar="URL",
-            help="Folder on the web that has the same files; the checksums stay as published.",
+            help="Web folder (URL) to download the same files from. The published checksums still "
+            "apply.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
     """Download a data set from its public source and verify its checksum.
 
-    An interrupted download goes on where it stopped. What is here already is left alone.
+    An interrupted download continues where it stopped. Files that are already here are not
+    downloaded again.
 
-    Where there is no direct download, this says what to do by hand, with exit code 2.
+    If a data set has no direct download, the command says what to do by hand. Exit code 2.
 
     Example:
 
@@ -155,13 +158,13 @@ def fetch(
         raise typer.Exit(2)
     if directory is None and wanted.folder:
         raise InvalidInput(
-            "data_dir", "says where to put the files: name a folder, or set UDPFL_DATA_DIR"
+            "data_dir", "is missing: give a folder for the files, or set UDPFL_DATA_DIR"
         )
     with _bars() as report:
         got = download(wanted, directory or Path(), base=source, progress=report)
     if got.downloaded:
         files = f"{len(got.downloaded)} file{'' if len(got.downloaded) == 1 else 's'}"
-        typer.echo(f"{name}: downloaded {files}, checksums right; {got.format} in {got.place}")
+        typer.echo(f"{name}: downloaded {files}, checksums correct; {got.format} in {got.place}")
     else:
         typer.echo(f"{name}: already here, {got.format} in {got.place}")
     if wanted.folder:
@@ -239,7 +242,7 @@ def _print_checks(rows: list[dict[str, Any]]) -> None:
 def _explain(source: Source, directory: Path | None) -> None:
     """What to do where nothing can be downloaded."""
     folder = (directory or Path("DATA")) / source.folder
-    typer.echo(f"udpfl: error: {source.name} has no direct download. By hand:", err=True)
+    typer.echo(f"udpfl: error: {source.name} has no direct download. Do this by hand:", err=True)
     for number, step in enumerate(source.by_hand, 1):
         typer.echo(f"{number}. {step.replace('{folder}', str(folder))}", err=True)
     if source.folder:

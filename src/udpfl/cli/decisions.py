@@ -16,25 +16,25 @@ __all__ = ["budget"]
 
 By = Annotated[
     str | None,
-    typer.Option(help="Who decides it; the login name if not given.", show_default=False),
+    typer.Option(help="Who decides this; the login name if not given.", show_default=False),
 ]
-BlockName = Annotated[str, typer.Option(help="The block of the client's records it is for.")]
+BlockName = Annotated[str, typer.Option(help="The block of the client's records, if any.")]
 
 
 @budget.command("set")
 def set_(
     ledger: LedgerPath,
     client: Annotated[str, typer.Argument(help="The client's name, or 'all'.")],
-    epsilon: Annotated[float, typer.Option(help="The most that all its releases may cost.")],
-    delta: Annotated[float, typer.Option(help="At this delta.")],
+    epsilon: Annotated[float, typer.Option(help="Largest epsilon of all its releases together.")],
+    delta: Annotated[float, typer.Option(help="Delta of the budget.")],
     block: BlockName = "",
     reason: Annotated[
-        str, typer.Option(help="Why; needed where a budget rises.", show_default=False)
+        str, typer.Option(help="Why the budget changes; needed to raise it.", show_default=False)
     ] = "",
     by: By = None,
     trust: Trust = None,
 ) -> None:
-    """Set a client's budget, which every later run has to keep. Earlier ones stay on record.
+    """Set the budget of a client. Every later run has to keep it. Earlier budgets stay on record.
 
     Example:
 
@@ -52,11 +52,13 @@ def set_(
         opened.set_budget(account.id, wanted, reason=reason, author=by)
         spent = balance_of(opened, account, delta).statement
     typer.echo(
-        f"{account.name}: budget ε = {wanted.epsilon:g} at δ = {wanted.delta:g}; so far {spent}"
+        f"{account.name}: budget ε = {wanted.epsilon:g} at δ = {wanted.delta:g}; spent: {spent}"
     )
 
 
-block_ = typer.Typer(name="block", help="Records of a client that are of other people.")
+block_ = typer.Typer(
+    name="block", help="Blocks of a client's records that belong to different people."
+)
 budget.add_typer(block_)
 
 
@@ -70,20 +72,20 @@ def _root(context: typer.Context) -> None:
 def add(
     ledger: LedgerPath,
     client: Annotated[str, typer.Argument(help="The client's name, or 'all'.")],
-    block: Annotated[str, typer.Argument(help="The block's name, as data.block has it.")],
-    reason: Annotated[str, typer.Option(help="Why nobody can be in two blocks.")],
+    block: Annotated[str, typer.Argument(help="Name of the block, as in data.block.")],
+    reason: Annotated[str, typer.Option(help="Why no person can be in two blocks.")],
     disjoint: Annotated[
         bool,
         typer.Option(
             "--disjoint",
-            help="That nobody whose record is in this block is in another one: has to be said.",
+            help="Confirm that no person in this block is in another block. Required.",
         ),
     ] = False,
     by: By = None,
 ) -> None:
-    """Give a block of a client's records a budget of its own, because it is of other people.
+    """Give a block of a client's records its own budget, because it belongs to other people.
 
-    Every statement about the block carries what is said here, by whom and when.
+    Every privacy statement about the block repeats this confirmation, with its author and date.
 
     Example:
 
@@ -92,8 +94,8 @@ def add(
     if not disjoint:
         raise InvalidInput(
             "disjoint",
-            "is what gives a block its own budget: say --disjoint if nobody whose record is in it "
-            "is in another block",
+            "is required: a block gets its own budget only if no person in it is in another block; "
+            "add --disjoint to confirm that",
         )
     with open_ledger(ledger, read_only=False) as opened:
         names = [client]
@@ -101,13 +103,13 @@ def add(
             names = list(dict.fromkeys(account.client for account in opened.accounts()))
         elif not opened.find(client):
             known = ", ".join(dict.fromkeys(own.client for own in opened.accounts()))
-            raise InvalidInput("client", f"{client!r} is not in this ledger, which has {known}")
+            raise InvalidInput(
+                "client", f"{client!r} is not in this ledger; its clients are {known}"
+            )
         for name in names:
             opened.declare_block(name, block, reason=reason, author=by)
     who = client if names == [client] else f"{len(names)} clients"
-    typer.echo(
-        f'{who}: block {block} has a budget of its own; set data.block = "{block}" to use it'
-    )
+    typer.echo(f'{who}: block {block} has its own budget; set data.block = "{block}" to use it')
 
 
 client_ = typer.Typer(name="client", help="Clients that join later.")
@@ -124,20 +126,20 @@ def _client_root(context: typer.Context) -> None:
 def add_client(
     ledger: LedgerPath,
     client: Annotated[str, typer.Argument(help="The new client's name.")],
-    reason: Annotated[str, typer.Option(help="Why its records are of other people.")],
+    reason: Annotated[str, typer.Option(help="Why its records belong to other people.")],
     block: BlockName = "",
     disjoint: Annotated[
         bool,
         typer.Option(
             "--disjoint",
-            help="That nobody whose record it holds is at a client known here: has to be said.",
+            help="Confirm that no person in its records is at a client of this ledger. Required.",
         ),
     ] = False,
     by: By = None,
 ) -> None:
-    """Let a new client join with a budget of its own, because its records are of other people.
+    """Let a new client join with its own budget, because its records belong to other people.
 
-    Every statement about the client carries what is said here, by whom and when.
+    Every privacy statement about the client repeats this confirmation, with its author and date.
 
     Example:
 
@@ -146,22 +148,22 @@ def add_client(
     if not disjoint:
         raise InvalidInput(
             "disjoint",
-            "is what gives a new client its own budget: say --disjoint if nobody whose record it "
-            "holds is at a client that this ledger knows",
+            "is required: a new client gets its own budget only if no person in its records is at "
+            "a client of this ledger; add --disjoint to confirm that",
         )
     with open_ledger(ledger, read_only=False) as opened:
         opened.declare_client(client, block=block, reason=reason, author=by)
-    typer.echo(f"{client}: may join with a budget of its own")
+    typer.echo(f"{client}: may join with its own budget")
 
 
 @budget.command()
 def free(
     ledger: LedgerPath,
     run: Annotated[str, typer.Argument(help="The run's id, or its folder.")],
-    reason: Annotated[str, typer.Option(help="Why, such as that its process died.")],
+    reason: Annotated[str, typer.Option(help="Why, for example that its process died.")],
     by: By = None,
 ) -> None:
-    """Free what a run has reserved and will not spend: one that was killed and nobody resumes.
+    """Free the reserved budget of a run that was killed and will not be resumed.
 
     Example:
 
@@ -173,4 +175,4 @@ def free(
         freed = opened.give_back(run_named(opened, run), reason=reason, author=by)
     if not freed:
         raise InvalidInput("run", f"{run!r} holds no reservation in this ledger")
-    typer.echo(f"{run}: what it had reserved is free again for {freed} clients")
+    typer.echo(f"{run}: the reserved budgets of {freed} clients are free again")

@@ -74,7 +74,7 @@ def run_named(ledger: Ledger, name: str) -> str:
 
 def contradictions(ledger: Ledger, folder: Path) -> list[str]:
     """What a run folder says of itself and this ledger contradicts."""
-    from udpfl.report.ties import untied
+    from udpfl.report.mismatches import mismatches
 
     if not has_begun(folder):
         raise InvalidInput("against", f"{str(folder)!r} is not a run folder: it has no run.json")
@@ -82,14 +82,12 @@ def contradictions(ledger: Ledger, folder: Path) -> list[str]:
     try:
         files = RunFiles.read(folder)
         if files.summary is None:
-            return [f"{folder} is not finished: it does not say with which charge it ended"]
-        for each in untied(ledger, files):
+            return [f"{folder} is not finished: its last charge is not known"]
+        for each in mismatches(ledger, files):
             if each.contradicts:
                 found.append(f"{folder}: {each.said}")
         if files.summary.head is None and not found:
-            found.append(
-                f"{folder} does not say with which charge it ended: an older version wrote it"
-            )
+            found.append(f"{folder} does not name its last charge: an older version wrote it")
     except InvalidInput as error:
         found.append(f"{folder} cannot be read: {error}")
     return found
@@ -103,7 +101,7 @@ def accounts_of(ledger: Ledger, client: str | None) -> list[Account]:
     if not accounts:
         names = sorted({account.client for account in ledger.accounts()})
         known = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
-        raise InvalidInput("client", f"{client!r} is not in this ledger, which has {known}")
+        raise InvalidInput("client", f"{client!r} is not in this ledger; its clients are {known}")
     return accounts
 
 
@@ -113,7 +111,7 @@ def only_account(ledger: Ledger, client: str, block: str) -> Account:
         if account.block == block:
             return account
     known = ", ".join(account.block or "none" for account in ledger.find(client))
-    raise InvalidInput("block", f"must be a block of {client}; there is {known}")
+    raise InvalidInput("block", f"must be a block of {client}; its blocks are: {known}")
 
 
 def account_to_charge(ledger: Ledger, client: str, block: str, fingerprint: str) -> Account:
@@ -123,7 +121,9 @@ def account_to_charge(ledger: Ledger, client: str, block: str, fingerprint: str)
     if not re.fullmatch("[0-9a-f]{32}", fingerprint):  # as `udpfl.data.Records.fingerprint` gives
         raise InvalidInput("fingerprint", f"must be 32 hexadecimal digits, got {fingerprint!r}")
     if known := ledger.other_names(client, fingerprint, block):
-        raise InvalidInput("fingerprint", f"this data is known as {known[0]}: charge that client")
+        raise InvalidInput(
+            "fingerprint", f"the ledger knows this data as {known[0]}: charge that client"
+        )
     ledger.account(client, fingerprint, block=block)
     return only_account(ledger, client, block)
 
@@ -135,7 +135,7 @@ def balance_of(ledger: Ledger, account: Account, delta: float) -> Balance:
     try:
         statement = ledger.statement(account.id, own.delta if own else delta)
     except (Unsupported, InvalidInput) as reason:
-        # One client's trouble hides nobody else's spending.
+        # A problem with one client must not hide the spending of the others.
         statement = PrivacyStatement.none(f"cannot be accounted: {reason}")
     runs = tuple(dict.fromkeys(entry.run for entry in entries if not entry.imported))
     releases = sum(entry.count for entry in entries)

@@ -17,7 +17,7 @@ from udpfl.plugins import offered, resolve
 
 _SHOWN = ("paper", "releases", "unit", "guarantee", "options", "from", "problem")
 _UNITS = {
-    "record": 'one record, or a whole client with privacy.unit = "client"',
+    "record": 'one record; with privacy.unit = "client", a whole client',
     "client": "a whole client",
 }
 
@@ -25,9 +25,9 @@ _UNITS = {
 def methods(
     json_: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
 ) -> None:
-    """List every method for training.algorithm: its source, what it releases and guarantees.
+    """List every method for training.algorithm: its paper, what it releases and guarantees.
 
-    Methods of installed packages are among them.
+    The list includes methods of installed packages.
 
     Examples:
 

@@ -23,15 +23,15 @@ from udpfl.plugins import trust as trust_place
 
 DataDir = Annotated[
     Path | None,
-    typer.Option(help="Folder with data files; UDPFL_DATA_DIR does the same.", show_default=False),
+    typer.Option(help="Folder with data files; by default UDPFL_DATA_DIR.", show_default=False),
 ]
 
 Trust = Annotated[
     list[str] | None,
     typer.Option(
         metavar="MODULE:NAME",
-        help="Import this code of one's own, which a run folder, a ledger or a file with events "
-        "may then name. May be repeated.",
+        help="Import this code, because a run folder, a ledger or a file of events names it. "
+        "May be repeated.",
         show_default=False,
     ),
 ]
@@ -58,7 +58,9 @@ def mechanism_option(help: str, *words: str) -> Any:
         if ":" in value or value in names() or value in offered("mechanisms"):
             return value
         known = ", ".join(names())
-        raise typer.BadParameter(f"{value!r} is not one of {known}, nor module:Name of one's own")
+        raise typer.BadParameter(
+            f"{value!r} is not one of {known}; your own mechanism is given as module:Name"
+        )
 
     return typer.Option(
         metavar=f"<{'|'.join(names())}|module:Name>",
@@ -89,7 +91,7 @@ def unknown_option(error: Any, arguments: Sequence[str]) -> str:
         return message
     value = _value(option, arguments)
     ways = " or ".join(f"--set {shlex.quote(f'{key}={value}')}" for key in keys)
-    return f"No such option: {option}; it is a key of the configuration: {ways}"
+    return f"No such option: {option}. It is a configuration key; use {ways}"
 
 
 def _keys(name: str) -> Iterator[str]:

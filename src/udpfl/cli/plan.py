@@ -28,7 +28,7 @@ def plan(
     mechanism: Annotated[
         str,
         mechanism_option(
-            "One mechanism, 'auto' for the best, 'all' for the ranking, or one's own by its place.",
+            "One mechanism, 'auto' for the best, 'all' for a ranking, or your own as module:Name.",
             "auto",
             "all",
         ),
@@ -36,42 +36,47 @@ def plan(
     delta: Annotated[
         float,
         typer.Option(
-            help="Budget: delta of all releases together; 0 for pure DP, whatever the accountant."
+            help="Budget: delta of all releases together; 0 is pure DP with every accountant."
         ),
     ] = 1e-5,
     sampling_rate: Annotated[
         float, typer.Option(help="Probability that a record takes part in a release.")
     ] = 1.0,
     clip: Annotated[float, typer.Option(help="Bound on one record's gradient.")] = 1.0,
-    norm: Annotated[Norm, typer.Option(help="Norm in which it is clipped.")] = "l2",
+    norm: Annotated[Norm, typer.Option(help="Norm of the clip.")] = "l2",
     dimension: Annotated[
         int | None,
         typer.Option(
-            help="Number of parameters. Required, except for Gaussian noise under l1 or l2.",
+            help="Number of parameters. Required, except for Gaussian noise with norm l1 or l2.",
             show_default=False,
         ),
     ] = None,
     accounting: Annotated[
         Accounting,
-        typer.Option(help="With 'vector' a guarantee; 'scalar' is the paper's own, nominal only."),
+        typer.Option(
+            help="How noise is accounted: 'vector' gives a guarantee; 'scalar', as in the paper, "
+            "is nominal only."
+        ),
     ] = "vector",
     accountant: Annotated[
         Accountant,
-        typer.Option(help="Rényi divergences, privacy-loss distributions, or the tighter one."),
+        typer.Option(
+            help="Rényi divergences, privacy-loss distributions, or the tighter of the two."
+        ),
     ] = "best",
     rank: Annotated[
-        Rank, typer.Option(help="Rank by standard deviation (l2) or mean size (l1).")
+        Rank, typer.Option(help="Rank by standard deviation (l2) or by mean absolute value (l1).")
     ] = "l2",
     json_: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
     plot: Annotated[
         Path | None,
         typer.Option(
-            help="Draw noise against epsilon for every mechanism (png, svg or pdf).",
+            help="Draw noise against epsilon for every mechanism to this file (png, svg or pdf).",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Find the smallest noise that keeps a privacy budget, and the mechanism that needs least.
+    """Find the smallest noise that keeps a privacy budget, and the mechanism that needs the least.
 
     Examples:
 
@@ -162,11 +167,11 @@ def show(rows: Plan, console: Console) -> None:
     if nominal:
         console.print(
             "[bold red]Nominal: scalar accounting, not a privacy guarantee.[/] "
-            "The column 'guaranteed ε' is what can be proved for the whole gradient."
+            "The column 'guaranteed ε' shows what is proved for the whole gradient."
         )
     elif rows.best.statement is not None:
         console.print(Text(f"Guarantee: {rows.best.statement}."))
-    console.print("Noise is shown rounded; --json prints it in full.", style="dim")
+    console.print("The noise is rounded here; --json prints all digits.", style="dim")
 
 
 def _values(noise: Mechanism) -> str:

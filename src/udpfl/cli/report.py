@@ -22,30 +22,32 @@ def report(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="HTML file to write; by default report.html in the folder of a single run, "
-            "comparison.html here for several.",
+            help="HTML file to write. By default report.html in the run folder; for several runs "
+            "comparison.html in the current folder.",
             show_default=False,
         ),
     ] = None,
     figures: Annotated[
         Path | None,
-        typer.Option(help="Also draw the charts as files in this folder.", show_default=False),
+        typer.Option(
+            help="Also write the charts as image files to this folder.", show_default=False
+        ),
     ] = None,
     format_: Annotated[
-        Literal["png", "svg"], typer.Option("--format", help="Format of these files.")
+        Literal["png", "svg"], typer.Option("--format", help="Format of the image files.")
     ] = "png",
     trust: Trust = None,
     json_: Annotated[
         bool,
         typer.Option(
-            "--json", help="Print one JSON object per run: whether its ledger says the same."
+            "--json", help="Print one JSON object per run: whether its ledger confirms it."
         ),
     ] = False,
 ) -> None:
     """Write the report of a run as one HTML file that works offline, or compare several runs.
 
-    Every client's ε is computed again from the ledger. Exit code 1 if a run folder says something
-    else than its ledger; the page is written all the same.
+    The ε of every client is computed again from the ledger. Exit code 1 if a run folder contradicts
+    its ledger; the page is written nevertheless.
 
     Examples:
 

@@ -39,7 +39,10 @@ if TYPE_CHECKING:
 def run(
     config: Annotated[
         Path | None,
-        typer.Argument(help="TOML file; without one, the embedded default.", show_default=False),
+        typer.Argument(
+            help="Configuration file (TOML); if not given, the built-in default.",
+            show_default=False,
+        ),
     ] = None,
     set_: Annotated[
         list[str] | None, set_option("Change one key, e.g. privacy.epsilon=2. May be repeated.")
@@ -47,11 +50,11 @@ def run(
     data_dir: DataDir = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for the run; a new one under runs/ if not given."),
+        typer.Option(help="Folder for the run; by default a new one under runs/."),
     ] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(help="Continue this run folder after a crash.", show_default=False),
+        typer.Option(help="Continue the run in this folder after a crash.", show_default=False),
     ] = None,
     trust: Trust = None,
     track: Annotated[
@@ -62,7 +65,7 @@ def run(
         ),
     ] = None,
     json_: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object instead of a report.")
+        bool, typer.Option("--json", help="Print the result as one JSON object.")
     ] = False,
 ) -> None:
     """Train a model over many clients, each within its own privacy budget.
@@ -83,12 +86,15 @@ def run(
     if out is not None:
         overrides.append(f"out={json.dumps(str(out))}")
     if resume is not None and (config is not None or overrides):
-        raise InvalidInput("resume", "continues a run as it was begun: no other settings beside it")
+        raise InvalidInput(
+            "resume",
+            "continues a run with its own settings: leave CONFIG, --set, --data-dir and --out out",
+        )
     trust_all(trust)
     try:
         result = _train(config, overrides, resume, track or [])
     except Interrupted as stopped:
-        typer.echo(f"interrupted; go on with: {_command_to_resume(stopped.folder)}", err=True)
+        typer.echo(f"interrupted; to continue: {_command_to_resume(stopped.folder)}", err=True)
         raise
     if json_:
         typer.echo(json.dumps(result.to_dict()))
@@ -220,7 +226,7 @@ def show(result: Run, console: Console) -> None:
     scope = "this run only" if result.ledger_path.parent == result.folder else shared
     table.add_row("ledger", escape(f"{result.ledger_path} ({scope})"))
     model = result.folder / "model.safetensors"
-    table.add_row("model", escape(str(model)) if model.is_file() else "none: nobody has trained")
+    table.add_row("model", escape(str(model)) if model.is_file() else "none: no client has trained")
     if result.report.is_file():
         table.add_row("report", escape(str(result.report)))
     done = len(result.metrics)

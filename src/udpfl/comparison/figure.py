@@ -35,9 +35,11 @@ def comparison_figure(comparison: Comparison, path: Path) -> None:
     from matplotlib import pyplot as plt
 
     if not comparison.keys:
-        raise InvalidInput("plot", "there is nothing to draw where no key is varied")
+        raise InvalidInput("plot", "there is nothing to draw: no key is varied")
     if len({row.metric for row in comparison if row.metric}) != 1:
-        raise InvalidInput("plot", f"there is no one figure to draw: {comparison.metric or 'none'}")
+        raise InvalidInput(
+            "plot", f"the runs have no common metric to draw: {comparison.metric or 'none'}"
+        )
     over = comparison.keys[min(1, len(comparison.keys) - 1)]
     stops = _distinct(row.settings[over] for row in comparison)
     places = _places(stops)
@@ -65,7 +67,7 @@ def comparison_figure(comparison: Comparison, path: Path) -> None:
     if over == "privacy.epsilon" and any(kind == "nominal" for _, kind, _ in lines):
         remarks.append("of dashed lines: nominal, not a guarantee")
     if over == "privacy.epsilon" and len(units) > 1:
-        remarks.append("for single records and for whole clients: not to be compared")
+        remarks.append("for single records and for whole clients: these cannot be compared")
     axes.set_xlabel(f"{over} ({'; '.join(remarks)})" if remarks else over)
     name = comparison.metric
     axes.set_ylabel(f"test {name if name == 'accuracy' else name.upper()}")

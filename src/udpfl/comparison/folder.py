@@ -69,7 +69,7 @@ class ComparisonFolder:
         if (path / _INDEX).is_file():
             self._read()
         elif path.exists() and (not path.is_dir() or _holds_something(path)):
-            raise InvalidInput("out", f"{str(path)!r} exists and holds no comparison")
+            raise InvalidInput("out", f"{str(path)!r} exists and is not the folder of a comparison")
 
     @property
     def report(self) -> Path:
@@ -124,8 +124,8 @@ class ComparisonFolder:
         if differences := _differences(base, self._base, self._varied):
             raise InvalidInput(
                 "out",
-                f"{str(self.path)!r} holds a comparison of other settings: "
-                f"{'; '.join(differences)}; choose another folder for this one",
+                f"{str(self.path)!r} holds a comparison with other settings: "
+                f"{'; '.join(differences)}; choose another folder",
             )
         self._base = base
         self._has_begun = any(map(self._is_begun, self._asked))

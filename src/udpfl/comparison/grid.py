@@ -11,20 +11,20 @@ from typing import Any
 from udpfl.config import Config, apply, load
 from udpfl.config.documents import known_keys
 from udpfl.config.explaining import hint
-from udpfl.config.idle import idle
 from udpfl.config.models import SECTIONS
+from udpfl.config.unused import unused_keys
 from udpfl.errors import InvalidInput
 from udpfl.federation.names import refuse_unknown
 
 _NOT_VARIED = {
-    "seed": "is what --seeds is for",
-    "out": "is one folder for the whole comparison",
+    "seed": "use --seeds for that",
+    "out": "all runs of a comparison are in one folder",
     "threads": "does not change what is trained",
     "device": "does not change what is trained",
     "schema_version": "has one value only",
-    "privacy": "vary privacy.mechanism, which may be none",
+    "privacy": "vary privacy.mechanism instead, with none as one of its values",
     "training": "is a section: vary one of its keys",
-    "privacy.ledger": "every run of a comparison keeps its own ledger",
+    "privacy.ledger": "every run of a comparison has its own ledger",
 }
 
 
@@ -62,8 +62,8 @@ def grid_of(base: Config, vary: Mapping[str, Sequence[Any]], seeds: int | Sequen
     if base.privacy.ledger is not None:
         raise InvalidInput(
             "privacy.ledger",
-            "every run of a comparison keeps its own ledger: a shared one has room for one run of "
-            "the planned budget, not for a grid of them",
+            "every run of a comparison has its own ledger: the budget in a shared ledger is "
+            "planned for one run, not for a grid of runs",
         )
     axes: dict[str, list[Any]] = {}
     for name, values in vary.items():
@@ -79,7 +79,7 @@ def grid_of(base: Config, vary: Mapping[str, Sequence[Any]], seeds: int | Sequen
             _require_one(cell for cell in cells if cell.settings[key] == value)
     _require_one(cells)
     for key in axes:
-        _refuse_idle(key, base, cells)
+        _refuse_unused(key, base, cells)
     refuse_unknown(cell.config for cell in cells if cell.config is not None)
     return Grid(tuple(axes), cells, _seeds(seeds))
 
@@ -101,7 +101,7 @@ def key_of(name: str) -> str:
             raise InvalidInput("vary", f"{same[0]} cannot be varied: {why}")
         return same[0]
     if same:
-        raise InvalidInput("vary", f"{name} may be {' or '.join(same)}: write out which")
+        raise InvalidInput("vary", f"{name} is ambiguous: write {' or '.join(same)}")
     raise InvalidInput("vary", f"there is no key {name!r}; {hint(name)}")
 
 
@@ -190,7 +190,7 @@ def _seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
 
 def _cell(base: Config, settings: dict[str, Any]) -> Cell:
     layer = _layer(base, settings)
-    for key in _idle(base, layer):  # what others make use of and this cell does not
+    for key in _unused(base, layer):  # what others make use of and this cell does not
         section, name = key.split(".")
         layer.setdefault(section, {})[name] = known_keys()[key]["default"]
     try:
@@ -199,22 +199,22 @@ def _cell(base: Config, settings: dict[str, Any]) -> Cell:
         return Cell(settings, None, refused)
 
 
-def _idle(base: Config, layer: Mapping[str, Any]) -> dict[str, str]:
+def _unused(base: Config, layer: Mapping[str, Any]) -> dict[str, str]:
     """The keys that the layer makes, or leaves, without effect, and what each one needs."""
     found: dict[str, str] = {}
     for name, section in SECTIONS.items():
         below, defaults = getattr(base, name), section().model_dump()
         is_off = name == "privacy" and not below.enabled
         values = defaults if is_off else below.model_dump()
-        found |= idle(name, {**values, **layer.get(name, {})}, defaults)
+        found |= unused_keys(name, {**values, **layer.get(name, {})}, defaults)
     return found
 
 
-def _refuse_idle(key: str, base: Config, cells: Sequence[Cell]) -> None:
+def _refuse_unused(key: str, base: Config, cells: Sequence[Cell]) -> None:
     """Refuse a key whose values make no difference in any cell."""
     default = known_keys().get(key, {}).get("default")
     changed = [cell for cell in cells if cell.config and cell.settings[key] != default]
-    why = [_idle(base, _layer(base, cell.settings)).get(key) for cell in changed]
+    why = [_unused(base, _layer(base, cell.settings)).get(key) for cell in changed]
     if why and all(why):
         raise InvalidInput(key, str(why[0]))
 

@@ -185,4 +185,4 @@ def _report(
         else:
             write_comparison(read_runs(finished), folder.report, selection, failed)
     except Exception as error:  # whatever is wrong with the page, the runs are safe on disk
-        log.warning("compare.html was not written (%s); `udpfl report` tries again", error)
+        log.warning("compare.html was not written (%s); `udpfl report` writes it again", error)

@@ -135,17 +135,17 @@ def _remarks(comparison: Comparison) -> Iterator[str]:
     if len(comparison.seeds) > 1:
         yield f"Mean, sample standard deviation (sd) and range over seeds {seeds}."
     else:
-        yield f"One run each, with seed {seeds}: nothing is known of the spread."
+        yield f"One run each, with seed {seeds}: the spread is not known."
     if bounds := _bounds(comparison):
         deltas = {statement.delta for statement in bounds}
         at = f" at δ = {deltas.pop():g}" if len(deltas) == 1 else ""
         first, units = bounds[0], {statement.unit for statement in bounds}
         yield (
             f"ε is guaranteed{at} for one {first.unit} {_RELATIONS[first.neighbours]}, for each "
-            f"run by itself: a {first.unit} pays again in every run that it takes part in."
+            f"run alone: a {first.unit} pays again in every run that it takes part in."
             if len(units) == 1
             else "[yellow]Some rows hide one record, others a whole client[/]: their ε's, each"
-            f"{at} for a run by itself, cannot be compared."
+            f"{at} for one run alone, cannot be compared."
         )
         notes = (note for statement in bounds for note in statement.notes)
         for note in dict.fromkeys(notes):
@@ -159,8 +159,8 @@ def _remarks(comparison: Comparison) -> Iterator[str]:
     if nominal := {statement.unit for statement in bounds if statement.kind == "nominal"}:
         proved = " or ".join(_WHOLE[unit] for unit in sorted(nominal, reverse=True))
         yield (
-            "[yellow]Nominal: scalar accounting, not a privacy guarantee.[/] The column ε is what "
-            f"can be proved for {proved}."
+            "[yellow]Nominal: scalar accounting, not a privacy guarantee.[/] The column ε shows "
+            f"what is proved for {proved}."
         )
     if any(row.privacy is not None and row.privacy.kind == "none" for row in comparison):
         reasons = (row.privacy.notes for row in comparison if row.privacy is not None)

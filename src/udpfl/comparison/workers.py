@@ -40,7 +40,9 @@ def train_side_by_side(waiting: Sequence[Job], jobs: int, progress: Progress) ->
                 if not _receive(crew[connection], todo, progress):
                     crew.pop(connection).process.join()
     except KeyboardInterrupt:
-        log.warning("interrupted: finishing the rounds under way, once more to stop at once")
+        log.warning(
+            "interrupted: the current rounds are finished first; interrupt again to stop now"
+        )
         for worker in crew.values():
             worker.process.terminate()
         for worker in crew.values():

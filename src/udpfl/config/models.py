@@ -23,59 +23,62 @@ T = TypeVar("T")
 
 
 class DataConfig(Section):
-    """The data, and how it is dealt out to the clients."""
+    """The data, and how its records are divided among the clients."""
 
     name: Text = Field(
         default="mnist5k",
-        description="A built-in data set, or package.module:function for one's own.",
+        description="A built-in data set, or your own as package.module:function.",
     )
     dir: Text | None = Field(
         default=None, description="Folder that holds the data files.", examples=["data"]
     )
     clients: Count = Field(default=10, description="Number of clients.")
     partition: Literal["iid", "dirichlet", "shards", "column", "power-law"] = Field(
-        default="iid", description="How the training records are dealt out to the clients."
+        default="iid", description="How the training records are divided among the clients."
     )
     alpha: Positive = Field(
         default=0.5,
-        description="dirichlet: concentration; the smaller, the more the labels differ.",
+        description="dirichlet: concentration; the smaller it is, the more the labels of clients "
+        "differ.",
     )
     shards: Count = Field(
-        default=2, description="shards: blocks of label-sorted records per client."
+        default=2, description="shards: number of blocks of label-sorted records per client."
     )
     by: Text | None = Field(
         default=None,
-        description="column: name of the column whose values make the clients; needed there only.",
+        description="column: name of the column; each of its values is one client.",
         examples=["hospital"],
     )
     exponent: float = Field(
         default=1.5,
         ge=0,
-        description="power-law: the client of rank r gets a share like r^-exponent.",
+        description="power-law: the share of the client of rank r is proportional to r^-exponent.",
     )
     public: Fraction | Annotated[int, Field(ge=0)] = Field(
-        default=0, description="Training records set aside as public: a fraction or a count."
+        default=0,
+        description="Training records that are set aside as public: a fraction or a number.",
     )
     test: float = Field(
         default=0.2,
         gt=0,
         lt=1,
-        description="Fraction kept for testing where no test set comes along.",
+        description="Fraction of the records kept for testing, if the data set has no test set.",
     )
     declared_sizes: Literal["auto", "partition"] | Count | Annotated[list[Count], Several] = Field(
         default="auto",
-        description="Public sizes the averages divide by: 'partition' publishes the true sizes, "
-        "'auto' does so only where they do not depend on the records; or numbers, one per client.",
+        description="Public sizes by which averages are divided: one number, or one per client. "
+        "'partition' publishes the true sizes; 'auto' does so only if they do not depend on the "
+        "records.",
     )
     task: Literal["classification", "regression"] | None = Field(
         default=None,
-        description="The kind of the targets; if not set, it follows from their type.",
+        description="What the targets are; if not set, their type decides.",
         examples=["classification"],
     )
     block: Text | None = Field(
         default=None,
-        description="Block of the clients' records that these are, with a budget of its own in a "
-        "shared ledger, once `udpfl budget block add` has said whose records they are not.",
+        description="Name of the block that these records of the clients belong to. A block has "
+        "its own budget in a shared ledger; add it first with `udpfl budget block add`.",
         examples=["2026-Q3"],
     )
     options: Options = Field(
@@ -85,7 +88,7 @@ class DataConfig(Section):
     def _problems(self) -> Iterator[tuple[str, str]]:
         if self.partition == "column" and self.by is None:
             yield "data.by", 'must name a column when data.partition is "column"'
-        yield from self._idle("data")
+        yield from self._unused("data")
         if isinstance(self.declared_sizes, list) and len(self.declared_sizes) != self.clients:
             yield (
                 "data.declared_sizes",
@@ -99,23 +102,23 @@ class ModelConfig(Section):
 
     name: Text = Field(
         default="cnn-small",
-        description="A built-in model, or package.module:function for one's own.",
+        description="A built-in model, or your own as package.module:function.",
     )
     options: Options = Field(
-        default={}, description="Settings of the model, such as its activation."
+        default={}, description="Settings of the model, for example its activation."
     )
 
 
 class PrivacyConfig(Section):
-    """Budgets and noise; privacy = "none" in place of this section turns it off.
+    """Budgets and noise; write privacy = "none" instead of this section to turn privacy off.
 
-    Lists of mechanisms, budgets or clips are dealt out to the clients in turn.
+    A list of mechanisms, budgets or clips is assigned to the clients in turn.
     """
 
     mechanism: Text | Annotated[list[Text], Several] = Field(
         default="auto",
-        description="A built-in mechanism such as laplace, package.module:Class, 'auto' for the "
-        "built-in one that needs least noise, or 'none' for no privacy.",
+        description="A built-in mechanism such as laplace, your own as package.module:Class, "
+        "'auto' for the built-in one that needs the least noise, or 'none' for no privacy.",
     )
     epsilon: Positive | Annotated[list[Positive], Several] = Field(
         default=8.0, description="Budget of each client over all rounds: epsilon."
@@ -125,63 +128,63 @@ class PrivacyConfig(Section):
     )
     accounting: Accounting = Field(
         default="vector",
-        description="'vector' is a guarantee; 'scalar' is the paper's, nominal only.",
+        description="'vector' gives a guarantee; 'scalar', as in the paper, is nominal only.",
     )
     accountant: Accountant = Field(
         default="best",
-        description="Rényi divergences, privacy-loss distributions, or the tighter one.",
+        description="Rényi divergences, privacy-loss distributions, or the tighter of the two.",
     )
     clip: Positive | Annotated[list[Positive], Several] = Field(
         default=1.0,
-        description="Bound on one record's gradient, or with unit = 'client' on all that a client "
-        "sends.",
+        description="Bound on the gradient of one record; with unit = 'client', on the whole "
+        "update of a client.",
     )
-    norm: Norm = Field(default="l2", description="Norm in which it is clipped.")
+    norm: Norm = Field(default="l2", description="Norm of the clip.")
     clip_quantile: Fraction | None = Field(
         default=None,
-        description="Adapt the clip so that this share of records lies within it, by a private "
-        "count each round; it stays as it is if not set.",
+        description="Adapt the clip in every round, by a private count, so that this share of the "
+        "records lies within it. If not set, the clip is constant.",
         examples=[0.5],
     )
     clip_rate: Positive = Field(
-        default=0.2, description="clip_quantile: how fast the clip follows what was counted."
+        default=0.2, description="clip_quantile: how fast the clip follows the counts."
     )
     clip_share: float = Field(
         default=0.1,
         gt=0,
         lt=1,
-        description="clip_quantile: share of the budget that the counts are planned with.",
+        description="clip_quantile: share of the budget that is planned for the counts.",
     )
     pace: Pace = Field(
         default="uniform",
-        description="How the budget is spread over the rounds: evenly, more and more, or less and "
-        "less of it.",
+        description="How the budget is spread over the rounds: evenly, increasing from round to "
+        "round, or decaying.",
     )
     pace_ratio: float = Field(
         default=2.0,
         ge=1,
-        description="increasing, decaying: the noise of the round that has most of it over that of "
-        "the round that has least.",
+        description="increasing, decaying: the largest noise of a round divided by the smallest.",
     )
     unit: Unit = Field(
         default="record",
-        description="Whose presence is hidden: one record's, or with 'client' that of a client "
-        "and all its records.",
+        description="What is hidden: the presence of one record, or with 'client' of a client with "
+        "all its records.",
     )
     ledger: Text | None = Field(
         default=None,
-        description="Ledger file shared between runs; without one, each run keeps its own.",
+        description="Ledger file that several runs share; if not set, each run has its own ledger.",
         examples=["budget.sqlite"],
     )
     randomness: Literal["entropy", "seeded"] = Field(
         default="entropy",
-        description="Where noise and record sampling come from; 'seeded' repeats exactly, for "
-        "tests, and is not private.",
+        description="Source of the noise and of record sampling. 'seeded' repeats exactly: it is "
+        "for tests and not private.",
     )
     exhausted: Literal["refuse", "skip", "fit"] = Field(
         default="refuse",
-        description="Where budgets in a shared ledger do not hold the whole run: refuse it before "
-        "it trains, begin it without these clients, or train them with more noise.",
+        description="What to do if budgets in a shared ledger are too small for the whole run: "
+        "refuse the run before it trains, skip the clients with these budgets, or fit the run to "
+        "them with more noise.",
     )
 
     @property
@@ -194,34 +197,43 @@ class PrivacyConfig(Section):
     def _successor(cls, value: Any) -> Any:
         if value == "stop":
             raise ValueError(
-                "'stop' is gone, 'refuse' is its successor: a run that does not fit is refused "
+                "'stop' no longer exists: use 'refuse', which refuses a run that does not fit "
                 "before it trains"
             )
         return value
 
     def _problems(self) -> Iterator[tuple[str, str]]:
         if self.clip_quantile is not None and self.unit == "client":
-            yield "privacy.clip_quantile", "counts records: it is not available for whole clients"
+            yield (
+                "privacy.clip_quantile",
+                'counts records, so it is not available with privacy.unit = "client"',
+            )
         if self.clip_quantile is not None and self.norm == "linf":
-            yield "privacy.clip_quantile", "is not available for linf, which clips coordinates"
+            yield (
+                "privacy.clip_quantile",
+                'is not available with privacy.norm = "linf", which clips coordinates',
+            )
         if self.clip_quantile == 0:
-            yield "privacy.clip_quantile", "must be above 0: no clip has no record within it"
+            yield (
+                "privacy.clip_quantile",
+                "must be above 0: no clip can be adapted to contain no records",
+            )
         if isinstance(self.mechanism, list) and "none" in self.mechanism:
             yield "privacy.mechanism", '"none" turns privacy off for all clients, not for some'
         if self.ledger is not None and (self.mechanism == "none" or self.randomness == "seeded"):
             why = "without privacy" if self.mechanism == "none" else "with seeded randomness"
             yield (
                 "privacy.ledger",
-                f"a run {why} is not private and cannot be charged to {self.ledger!r}, "
-                "a ledger that counts",
+                f"a run {why} is not private, so it cannot be charged to the shared ledger "
+                f"{self.ledger!r}",
             )
         if self.ledger is not None and self.accounting == "vector" and self.accountant != "best":
             yield (
                 "privacy.accountant",
-                "a shared ledger adds up runs by its own filter, which no other accountant "
-                "replaces: leave it at best",
+                "a shared ledger adds up runs with its own filter, not with another accountant: "
+                'leave it at "best"',
             )
-        yield from self._idle("privacy")
+        yield from self._unused("privacy")
 
 
 class TrainingConfig(Section):
@@ -229,77 +241,81 @@ class TrainingConfig(Section):
 
     algorithm: Text = Field(
         default="fedavg",
-        description="A built-in method, or package.module:attribute for one's own.",
+        description="A built-in method, or your own as package.module:attribute.",
     )
-    rounds: Count = Field(default=80, description="Rounds of training.")
+    rounds: Count = Field(default=80, description="Number of rounds.")
     clients_per_round: Count | None = Field(
         default=None,
-        description="Clients picked for each round; all of them if not set.",
+        description="Number of clients chosen for each round; if not set, all.",
         examples=[5],
     )
     local_steps: Count = Field(
         default=1,
-        description="Steps of a client in a round: each is a noisy release, or with privacy.unit = "
-        "'client' all of them together are one.",
+        description="Steps of a client in a round. Each step is one noisy release; with "
+        "privacy.unit = 'client' all steps together are one release.",
     )
     sampling_rate: float = Field(
         default=0.5,
         gt=0,
         le=1,
-        description="Probability that a record takes part in a step; it saves noise where records "
-        "are hidden, not where whole clients are.",
+        description="Probability that a record takes part in a step. A smaller one needs less "
+        "noise with privacy.unit = 'record', but not with 'client'.",
     )
     learning_rate: Positive = Field(default=2.0, description="Learning rate of the clients.")
     schedule: Literal["constant", "linear", "cosine"] = Field(
-        default="constant", description="How the learning rate goes down over the rounds."
+        default="constant", description="How the learning rate decreases over the rounds."
     )
     final_learning_rate: float = Field(
         default=0.0,
         ge=0,
         le=1,
-        description="linear, cosine: fraction of the learning rate at the end.",
+        description="linear, cosine: learning rate at the end, as a fraction of learning_rate.",
     )
     warmup: int = Field(
-        default=0, ge=0, description="Rounds over which the learning rate first rises."
+        default=0, ge=0, description="Number of first rounds in which the learning rate rises."
     )
     server_learning_rate: Positive = Field(default=1.0, description="Learning rate of the server.")
-    server_momentum: Fraction = Field(default=0.3, description="Momentum of the server; 0 is off.")
+    server_momentum: Fraction = Field(
+        default=0.3, description="Momentum of the server; 0 turns it off."
+    )
     penalty: float = Field(
         default=0.0,
         ge=0,
-        description="Pull of clients with smaller budgets towards the last model of the one with "
-        "the largest: 1 is the paper's; 0 is off.",
+        description="Strength with which clients with smaller budgets are pulled towards the last "
+        "model of the clients with the largest budget: 1 as in the paper; 0 turns it off.",
     )
     shuffle: bool = Field(
         default=False,
-        description="Whether a shuffler takes names and order off the messages of a round before "
-        "the server sees them.",
+        description="Whether a shuffler removes the names and the order of the messages of a round "
+        "before the server sees them.",
     )
     stages: list[Text] = Field(
         default=[],
-        description="Stages of one's own between clients and server, in this order, each as "
+        description="Your own stages between clients and server, in this order, each as "
         "package.module:attribute.",
         examples=[["my_package.stages:Cap"]],
     )
     averaging: Fraction = Field(
-        default=0.9, description="Decay of the moving average of the global model; 0 is off."
+        default=0.9, description="Decay of the moving average of the global model; 0 turns it off."
     )
-    evaluate_every: Count = Field(default=1, description="Rounds from one evaluation to the next.")
+    evaluate_every: Count = Field(default=1, description="Evaluate the model every so many rounds.")
     checkpoint_every: Count = Field(
-        default=1, description="Rounds from one checkpoint to the next."
+        default=1, description="Write a checkpoint every so many rounds."
     )
     lanes: Literal["auto", "stacked", "single"] = Field(
         default="auto",
-        description="Train clients together in one stack, one by one, or the faster way.",
+        description="Train clients stacked together, one by one, or whichever is faster.",
     )
     chunk: Count | None = Field(
-        default=None, description="Most records of a client in memory at once.", examples=[256]
+        default=None,
+        description="Largest number of records of a client that are processed at once.",
+        examples=[256],
     )
-    memory: Count = Field(default=2048, description="MiB that per-record gradients may take.")
+    memory: Count = Field(default=2048, description="Memory for per-record gradients, in MiB.")
     options: Options = Field(default={}, description="Settings of the method.")
 
     def _problems(self) -> Iterator[tuple[str, str]]:
-        yield from self._idle("training")
+        yield from self._unused("training")
 
 
 def _from_word(privacy: Any) -> Any:
@@ -320,21 +336,23 @@ class Config(Section):
         default=0,
         ge=0,
         le=2**63 - 1,
-        description="Decides the partition, the initial model and the choice of clients; never "
+        description="Seed of the partition, the initial model and the choice of clients, never of "
         "the noise.",
     )
     device: str = Field(
-        default="auto", pattern="^(auto|cpu|cuda|cuda:[0-9]+)$", description="Where to compute."
+        default="auto", pattern="^(auto|cpu|cuda|cuda:[0-9]+)$", description="Device to compute on."
     )
     threads: Count | None = Field(
-        default=None, description="CPU threads; the library's choice if not set.", examples=[4]
+        default=None, description="Number of CPU threads; if not set, torch decides.", examples=[4]
     )
     out: Text | None = Field(
-        default=None, description="Folder of the run; a new one if not set.", examples=["out/first"]
+        default=None,
+        description="Folder of the run; if not set, a new one.",
+        examples=["out/first"],
     )
     record_updates: list[Count] = Field(
         default=[],
-        description="Rounds, the first is 1, whose released updates are kept for analysis.",
+        description="Rounds whose released updates are kept for analysis; the first round is 1.",
     )
     data: DataConfig = Field(default=DataConfig(), description="The data and its clients.")
     model: ModelConfig = Field(default=ModelConfig(), description="The network.")
@@ -361,21 +379,22 @@ class Config(Section):
                 f"must be at most data.clients = {clients}, got {picked}",
             )
         if self.data.block is not None and self.privacy.ledger is None:
-            yield "data.block", "is an account in a shared ledger: set privacy.ledger as well"
+            yield "data.block", "needs a shared ledger: set privacy.ledger as well"
         epsilon = self.privacy.epsilon
         if self.training.penalty and not (isinstance(epsilon, list) and len(set(epsilon)) > 1):
             yield (
                 "training.penalty",
-                "pulls clients with smaller budgets: privacy.epsilon must be a list that differs",
+                "pulls clients with smaller budgets: privacy.epsilon must be a list of different "
+                "values",
             )
         if self.training.shuffle and self.training.penalty:
             yield (
                 "training.shuffle",
-                "hides who sent a message, and training.penalty has to know the messages of the "
-                "largest budget: set one of them only",
+                "hides who sent a message, but training.penalty has to know which messages come "
+                "from the largest budget: set only one of the two",
             )
         if self.training.shuffle and (picked or clients) == 1:
-            yield "training.shuffle", "needs more than one message in a round to mix"
+            yield "training.shuffle", "needs more than one message in a round"
         if max(self.record_updates, default=0) > rounds:
             yield (
                 "record_updates",
@@ -386,7 +405,8 @@ class Config(Section):
             if isinstance(dealt, list) and len(dealt) > clients:
                 yield (
                     f"privacy.{name}",
-                    f"holds {len(dealt)} values for data.clients = {clients}: some would go unused",
+                    f"has {len(dealt)} values, more than data.clients = {clients}: some would be "
+                    f"unused",
                 )
 
 

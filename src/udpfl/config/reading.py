@@ -65,7 +65,7 @@ def _refuse_contradiction(below: Any, above: Any) -> None:
     if below == "none" and isinstance(above, Mapping) and "mechanism" not in above:
         key = next(iter(above), "epsilon")
         raise InvalidInput(
-            f"privacy.{key}", 'privacy is "none"; set privacy.mechanism to turn it on again'
+            f"privacy.{key}", 'privacy is "none"; set privacy.mechanism to turn privacy on'
         )
     if above == "none" and isinstance(below, Mapping) and below.get("ledger") is not None:
         raise InvalidInput(

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from udpfl.config.idle import idle
+from udpfl.config.unused import unused_keys
 from udpfl.errors import InvalidInput
 
 
@@ -40,10 +40,10 @@ class Section(BaseModel):
         """Keys that are wrong only together with others, and why."""
         yield from ()
 
-    def _idle(self, name: str) -> Iterator[tuple[str, str]]:
-        """Keys of this section, which has that name, that were changed to no effect."""
+    def _unused(self, name: str) -> Iterator[tuple[str, str]]:
+        """Keys of this section, called `name`, that were changed and have no effect."""
         defaults = {key: field.default for key, field in type(self).model_fields.items()}
-        yield from idle(name, dict(self), defaults)
+        yield from unused_keys(name, dict(self), defaults)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -7,10 +7,10 @@ from typing import Any, Protocol
 from udpfl.data import cifar10, medical_mnist, mnist, mnist5k, table, utkface, wind
 from udpfl.data.formats import Source
 from udpfl.data.options import alternatives
-from udpfl.data.own import as_dataset
 from udpfl.data.partition import Partition, partition, sizes_are_public
 from udpfl.data.records import DataSet, Records, Task
 from udpfl.data.splits import split
+from udpfl.data.user_data import as_dataset
 from udpfl.errors import InvalidInput
 
 

@@ -87,7 +87,7 @@ def fetch(
                 if not by_hand:
                     target.unlink()
     if left := _missing(form, place):
-        raise FetchFailed(f"{source.name} is still incomplete: there is no {', '.join(left)}")
+        raise FetchFailed(f"{source.name} is still incomplete: it lacks {', '.join(left)}")
     return Fetched(form.name, place, tuple(done))
 
 
@@ -97,7 +97,7 @@ def _missing(form: Format, place: Path) -> list[str]:
     for finding in found:
         if finding.status == "changed":
             raise FetchFailed(
-                f"{place / finding.name} is there, but is not the published one "
+                f"{place / finding.name} is not the published one "
                 f"({finding.detail}): move it away and try again"
             )
     return [finding.name for finding in found if finding.status == "missing"]
@@ -187,7 +187,7 @@ def _transfer(
                 if progress:
                     progress(file.name, begun, total)
     if total is not None and begun < total:
-        raise _Unreachable(f"{host} broke off after {begun:,} of {total:,} bytes")
+        raise _Unreachable(f"{host} closed the connection after {begun:,} of {total:,} bytes")
 
 
 def _opened(address: str, begun: int, opener: OpenerDirector) -> HTTPResponse:
@@ -210,7 +210,9 @@ def _starts_at(response: HTTPResponse, begun: int) -> int:
     if response.status != 206:
         return 0
     if not response.headers.get("Content-Range", "").startswith(f"bytes {begun}-"):
-        raise _Unreachable(f"{urlsplit(response.url).hostname} answers with another part of it")
+        raise _Unreachable(
+            f"{urlsplit(response.url).hostname} sent another part of the file than requested"
+        )
     return begun
 
 
@@ -221,7 +223,7 @@ def _blocks(response: HTTPResponse) -> Iterator[bytes]:
             block = response.read(_BLOCK)
         except (OSError, HTTPException) as error:
             host = urlsplit(response.url).hostname
-            raise _Unreachable(f"{host} broke off ({_reason(error)})") from None
+            raise _Unreachable(f"{host} closed the connection ({_reason(error)})") from None
         if not block:
             return
         yield block
@@ -251,7 +253,7 @@ class _Redirects(HTTPRedirectHandler):
     ) -> Request | None:
         """The request to follow, unless it leaves https."""
         if urlsplit(newurl).scheme not in self._schemes:
-            refusal = f"sends us on to {newurl}, which is not https"
+            refusal = f"redirects to {newurl}, which is not https"
             raise HTTPError(newurl, code, refusal, headers, fp)
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 

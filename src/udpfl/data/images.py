@@ -24,7 +24,7 @@ def folders(name: str, directory: Path | None, *inner: str) -> tuple[Path, ...]:
     if directory is None:
         raise InvalidInput(
             "data.dir",
-            f"{name} is read from files: name their folder with --data-dir or UDPFL_DATA_DIR "
+            f"{name} is read from files: give their folder with --data-dir or UDPFL_DATA_DIR "
             "(`udpfl data list` says where the files come from)",
         )
     top = Path(directory)

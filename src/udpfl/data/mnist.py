@@ -76,7 +76,7 @@ def load(*, seed: int, directory: Path | None, test: float, options: Mapping[str
     if directory is None:
         raise InvalidInput(
             "data.dir",
-            "mnist is read from files: name their folder with --data-dir or UDPFL_DATA_DIR "
+            "mnist is read from files: give their folder with --data-dir or UDPFL_DATA_DIR "
             "(mnist5k needs no files)",
         )
     return DataSet(
@@ -144,5 +144,7 @@ def _read(path: Path, expected: int) -> Array:
     for length in shape:
         announced *= length
     if size != announced:
-        raise InvalidInput("data.dir", f"{path} announces {announced} bytes, but holds {size}")
+        raise InvalidInput(
+            "data.dir", f"{path} says that it has {announced} bytes, but it has {size}"
+        )
     return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)

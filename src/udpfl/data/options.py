@@ -16,7 +16,7 @@ def known(data_set: str, options: Mapping[str, Any], names: Iterable[str]) -> No
         if option not in names:
             raise InvalidInput(
                 f"data.options.{option}",
-                f"is no option of {data_set}; {alternatives(option, names)}",
+                f"is not an option of {data_set}; {alternatives(option, names)}",
             )
 
 

@@ -140,7 +140,7 @@ def dirichlet(
     raise InvalidInput(
         "data.alpha",
         f"{alpha} left some of {clients} clients without records in {_DRAWS} draws: "
-        "take a larger alpha or fewer clients",
+        "use a larger alpha or fewer clients",
     )
 
 
@@ -152,7 +152,7 @@ def by_shards(targets: Array, clients: int, rng: np.random.Generator, shards: in
         raise InvalidInput(
             "data.shards",
             f"{clients} clients with {shards} shards each need {clients * shards} records, "
-            f"there are {len(targets)}",
+            f"but there are {len(targets)}",
         )
     # Shuffled first, so that records of one label are cut at random.
     order = rng.permutation(len(targets))
@@ -173,8 +173,7 @@ def column(values: Array, clients: int) -> list[Indices]:
         )
     if clients < len(distinct):
         log.warning(
-            "the column has %d distinct values: they are dealt out to %d clients, so some of these "
-            "hold several",
+            "the column has %d distinct values for %d clients, so some clients hold several values",
             len(distinct),
             clients,
         )
@@ -220,7 +219,8 @@ def _enough(records: int, clients: int) -> None:
     _whole("data.clients", clients)
     if clients > records:
         raise InvalidInput(
-            "data.clients", f"{clients} clients need a record each, there are {records}"
+            "data.clients",
+            f"{clients} clients need at least one record each, but there are {records}",
         )
 
 

@@ -39,7 +39,8 @@ def read(paths: Sequence[Path], *, side: int, colour: Colour, filter_: Filter) -
             with Image.open(path, formats=("JPEG", "PNG")) as image:
                 if image.mode.startswith(("I", "F")):
                     raise InvalidInput(
-                        "data.dir", f"{path} must have 8 bits a channel, its mode is {image.mode}"
+                        "data.dir",
+                        f"{path} must have 8 bits per channel, but its mode is {image.mode}",
                     )
                 plain = image if image.mode == mode else image.convert(mode)
                 fits = plain.size == (side, side)

@@ -45,7 +45,8 @@ class Records:
         inputs, targets = _inputs(self.inputs), _targets(self.targets)
         if len(inputs) != len(targets):
             raise InvalidInput(
-                "data.targets", f"{len(inputs)} inputs need as many targets, got {len(targets)}"
+                "data.targets",
+                f"{len(inputs)} inputs need the same number of targets, got {len(targets)}",
             )
         if not len(inputs):
             raise InvalidInput("data.inputs", "at least one record is needed, got none")
@@ -177,7 +178,7 @@ class DataSet:
     def _check_targets(self, targets: Array) -> None:
         labels = targets.ndim == 1
         if labels != (self.task == "classification"):
-            found = "class labels" if labels else "values to regress on"
+            found = "class labels" if labels else "numbers to predict (regression)"
             raise InvalidInput("data.task", f"is {self.task}, but the targets are {found}")
         if labels != (self.classes is not None):
             wanted = "the number of classes" if labels else "None"
@@ -238,7 +239,7 @@ def _finite(parameter: str, array: Array) -> None:
     finite = np.isfinite(array)
     if not finite.all():
         record = int(np.argwhere(~finite)[0][0])
-        raise InvalidInput(parameter, f"must be finite 32-bit numbers, record {record} is not")
+        raise InvalidInput(parameter, f"must be finite 32-bit numbers, but record {record} is not")
 
 
 def _check_owners(owners: tuple[Indices, ...], records: int) -> None:
@@ -248,4 +249,4 @@ def _check_owners(owners: tuple[Indices, ...], records: int) -> None:
     if everything.min() < 0 or everything.max() >= records:
         raise InvalidInput("data.owners", f"positions must lie in 0..{records - 1}")
     if len(np.unique(everything)) != len(everything):
-        raise InvalidInput("data.owners", "a record belongs to one client only")
+        raise InvalidInput("data.owners", "a record must belong to only one client")

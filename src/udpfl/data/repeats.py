@@ -28,8 +28,8 @@ def first_of_each(name: str, pixels: Array, targets: Array) -> Indices:
     if removed := int(repeats.sum()):
         differ = int((targets != targets[earlier]).sum())
         log.warning(
-            "%s: %d of %d pictures repeat an earlier one exactly and are left out, "
-            "%d of them with another target than the first",
+            "%s: %d of %d pictures are exact copies of an earlier one and are left out; "
+            "%d of them have another target than the first one",
             name,
             removed,
             len(pixels),

@@ -65,7 +65,7 @@ def split(
 def stream(seed: int, *client: int) -> np.random.Generator:
     """The random numbers that choose test records, apart from every other use of the seed."""
     if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
-        raise InvalidInput("seed", f"must be a whole number from 0, got {seed!r}")
+        raise InvalidInput("seed", f"must be a whole number >= 0, got {seed!r}")
     return np.random.default_rng([*b"data.test", int(seed), *client])
 
 
@@ -81,7 +81,7 @@ def hold_out(
 
 def _count(records: int, size: float, parameter: str) -> int:
     if isinstance(size, bool) or not isinstance(size, Real):
-        raise InvalidInput(parameter, f"must be a fraction or a count, got {size!r}")
+        raise InvalidInput(parameter, f"must be a fraction or a whole number, got {size!r}")
     if isinstance(size, Integral):
         if not 0 <= size < records:
             raise InvalidInput(

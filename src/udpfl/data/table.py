@@ -60,7 +60,9 @@ def load(*, seed: int, directory: Path | None, test: float, options: Mapping[str
     target = _columns("target", options.get("target"), table)
     by = _columns("by", options.get("by") or [], table)
     if not target:
-        raise InvalidInput("data.options.target", "name the column to predict")
+        raise InvalidInput(
+            "data.options.target", "is needed: give the name of the column to predict"
+        )
     task: Task = options.get("task") or "classification"
     if task not in get_args(Task):
         raise InvalidInput(
@@ -69,7 +71,7 @@ def load(*, seed: int, directory: Path | None, test: float, options: Mapping[str
     classify = task == "classification"
     features = [name for name in table if name not in (*target, *by)]
     if not features:
-        raise InvalidInput("data.options.path", f"{path} has no column left to predict from")
+        raise InvalidInput("data.options.path", f"{path} has no column to predict from")
     scale = _scale(options.get("scale"), features if classify else [*features, *target])
 
     def numeric(names: Sequence[str]) -> Array:
@@ -162,7 +164,8 @@ def _scale(scale: Any, numeric: Sequence[str]) -> Mapping[str, Any]:
     for name in scale:
         if name not in numeric:
             raise InvalidInput(
-                f"data.options.scale.{name}", f"is no numeric column; {alternatives(name, numeric)}"
+                f"data.options.scale.{name}",
+                f"is not a numeric column; {alternatives(name, numeric)}",
             )
     return scale
 
@@ -219,6 +222,6 @@ def _classes(target: Sequence[str], table: Table, labels: Any) -> tuple[Array, i
         if value not in names:
             raise InvalidInput(
                 "data.options.labels",
-                f"column {target[0]!r}, row {row + 1}: {value!r} is not among {list(labels)}",
+                f"column {target[0]!r}, row {row + 1}: {value!r} is not one of {list(labels)}",
             )
     return np.array([names[str(value)] for value in found], dtype=np.int64), len(names)

@@ -45,11 +45,13 @@ def _extract(archive: Path, aside: Path, limit: int) -> None:
         for number, member in enumerate(tar):
             path = PurePosixPath(member.name)
             if path.is_absolute() or ".." in path.parts or "\\" in member.name:
-                raise UnsafeArchive(f"{archive} holds {member.name!r}, which leads out of it")
+                raise UnsafeArchive(
+                    f"{archive} holds {member.name!r}, which would be unpacked outside its folder"
+                )
             if member.isdir():
                 continue  # made below where a file needs it
             if not member.isreg():
-                raise UnsafeArchive(f"{archive} holds {member.name!r}, which is no plain file")
+                raise UnsafeArchive(f"{archive} holds {member.name!r}, which is not a regular file")
             total += member.size
             if total > limit or number >= _MEMBERS:
                 raise UnsafeArchive(

@@ -102,7 +102,7 @@ def load(*, seed: int, directory: Path | None, test: float, options: Mapping[str
     if directory is None:
         raise InvalidInput(
             "data.dir",
-            f"{NAME} is read from files: name their folder with --data-dir or UDPFL_DATA_DIR",
+            f"{NAME} is read from files: give their folder with --data-dir or UDPFL_DATA_DIR",
         )
     folder = Path(directory)
     measured, evaluated, persistence = (
@@ -191,7 +191,8 @@ def _evaluations(measured: _Power, evaluated: _Power, persistence: _Power) -> In
     if len(shared := np.intersect1d(hours, measured.hours)):
         raise InvalidInput(
             "data.dir",
-            f"hour {_dates(shared)[0]} is in train.csv and in test.csv: it may be in one only",
+            f"hour {_dates(shared)[0]} is in train.csv and in test.csv, but may be in only one of "
+            f"them",
         )
     first = hours[~np.isin(hours - 1, hours)]
     if not np.array_equal(hours, (first[:, None] + _AHEAD - 1).ravel()):
@@ -206,7 +207,7 @@ def _periods(issues: Indices, periods: Any) -> tuple[Indices, Array]:
     if isinstance(periods, bool) or not isinstance(periods, int) or not 1 <= periods <= len(times):
         raise InvalidInput(
             "data.options.periods",
-            f"must be a whole number in 1..{len(times)}, the times of issue, got {periods!r}",
+            f"must be a whole number in 1..{len(times)}, one per time of issue, got {periods!r}",
         )
     begins = np.array([part[0] for part in np.array_split(times, periods)])
     period = np.searchsorted(begins, issues, "right")
@@ -234,7 +235,7 @@ def _power(folder: Path, name: str) -> _Power:
     table = _read(path, ("date", *FARMS))
     hours, power = _hours(path, table[:, 0]), table[:, 1:]
     if not np.isfinite(power).all():
-        raise InvalidInput("data.dir", f"{path} lacks a value of power{_hint(name)}")
+        raise InvalidInput("data.dir", f"{path} has a missing value of power{_hint(name)}")
     if (np.diff(hours) <= 0).any():
         raise InvalidInput("data.dir", f"{path} must list every hour once, in order of time")
     return _Power(hours, power)
@@ -271,7 +272,7 @@ def _hint(name: str) -> str:
     """What is likely wrong with this file."""
     if name != "test":
         return ""
-    return "; the competition handed it out without the measured power, which is needed here"
+    return "; the competition published it without the measured power, which is needed here"
 
 
 def _read(path: Path, columns: Sequence[str]) -> Array:

@@ -40,7 +40,8 @@ def _require_same_model(plans: Sequence[ReleasePlan], dimension: int) -> None:
         planned = plan.release and plan.release.sensitivity.dimension
         if planned not in (None, dimension):
             raise InvalidInput(
-                "resume", f"the run was planned for {planned} parameters, the model has {dimension}"
+                "resume",
+                f"the run was planned for {planned} parameters, but the model has {dimension}",
             )
 
 
@@ -53,6 +54,6 @@ def _require_same_data(
     if changed:
         raise InvalidInput(
             "resume",
-            f"the records of {list_names(changed)} are not those that the run was begun with: a "
-            "run goes on with the same data, or a new one is begun",
+            f"the records of {list_names(changed)} are not those that the run began with: resume "
+            f"it with the same data, or begin a new run",
         )

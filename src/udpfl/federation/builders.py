@@ -56,7 +56,10 @@ def dataset_of(settings: Config, data: Any, test: Any) -> DataSet:
             options=_options(settings, isinstance(data, (str, Path))),
         )
     if wanted.name == OWN:
-        raise InvalidInput("data.name", "this run has data of its own: hand it to udpfl.run(data=)")
+        raise InvalidInput(
+            "data.name",
+            "the data of this run was given in Python: pass it again as udpfl.run(data=)",
+        )
     directory = wanted.dir or os.environ.get("UDPFL_DATA_DIR")
     asked = {
         "seed": seed,
@@ -94,7 +97,8 @@ def network_of(settings: Config, model: nn.Module | None, data: DataSet) -> nn.M
     name = settings.model.name
     if name == OWN:
         raise InvalidInput(
-            "model.name", "this run has a model of its own: hand it to udpfl.run(model=)"
+            "model.name",
+            "the model of this run was given in Python: pass it again as udpfl.run(model=)",
         )
     factory = resolve("models", name, models.BUILT_IN)
     if isinstance(factory, nn.Module):
@@ -170,7 +174,7 @@ def _check_options(name: str, kind: Any, given: Mapping[str, Any]) -> None:
             hint = f"did you mean {near[0]}? " if near else ""
             raise InvalidInput(
                 f"training.options.{option}",
-                f"{name} has no such option; {hint}it has {', '.join(known) or 'none'}",
+                f"{name} has no such option; {hint}its options are: {', '.join(known) or 'none'}",
             )
 
 

@@ -186,7 +186,7 @@ class _Calibration:
     def _clipper(self, clients: int) -> Clipper:
         if self._uses_diameter:
             log.warning(
-                "%s does not say what a client without records sends (`without_records`): twice "
+                "%s does not say what a client without records sends (`without_records`), so twice "
                 "the clip is charged",
                 self.config.training.algorithm,
             )
@@ -276,8 +276,8 @@ def _require_pure(mechanisms: Sequence[str | Mechanism], budgets: Sequence[Budge
         if budget.delta == 0 and kind is not None and not kind.has_pure_guarantee:
             raise InvalidInput(
                 "privacy.delta",
-                f"0 asks for pure DP, and {kind.name} noise has no pure-DP guarantee: set it above "
-                "0, such as 1e-5, or privacy.mechanism to laplace",
+                f"0 means pure DP, but {kind.name} noise has no pure-DP guarantee: set it above 0, "
+                "for example 1e-5, or set privacy.mechanism to laplace",
             )
 
 
@@ -288,8 +288,8 @@ def _warn_of_delta(drafts: Sequence[ReleasePlan], privacy: PrivacyConfig) -> Non
         crowd = len(drafts) if is_client else draft.declared_size
         if draft.budget and draft.budget.delta * crowd >= 1:
             log.warning(
-                "privacy.delta = %g is not below one over the %d %s: it would permit publishing "
-                "one of them",
+                "privacy.delta = %g is not below 1 / %d, one over the number of %s: such a delta "
+                "permits publishing one of them",
                 draft.budget.delta,
                 crowd,
                 "clients" if is_client else "records of a client",
@@ -324,7 +324,7 @@ def _count(privacy: PrivacyConfig, draft: ReleasePlan, budget: Budget) -> Releas
     best = _best(setting)
     if best.calibrated is None:
         raise Unsupported(
-            f"{draft.name}: no noise fits the counts of an adaptive clip ({best.why})"
+            f"{draft.name}: no noise is possible for the counts of an adaptive clip ({best.why})"
         )
     return Release(best.calibrated.mechanism, one, privacy.unit)
 

@@ -12,7 +12,8 @@ def check_combination(config: Config, algorithm: Algorithm) -> None:
     _check_trust(config, algorithm)
     if config.training.penalty and not algorithm.sends_update:
         raise InvalidInput(
-            "training.penalty", f"{config.training.algorithm} sends no updates to be pulled to"
+            "training.penalty",
+            f"{config.training.algorithm} sends no updates, so there is nothing to pull to",
         )
     _check_shuffle(config, algorithm)
 
@@ -28,19 +29,23 @@ def _check_trust(config: Config, algorithm: Algorithm) -> None:
         if isinstance(getattr(config.privacy, key), list):
             raise InvalidInput(
                 f"privacy.{key}",
-                f"{name} adds one noise to the sum of all updates: it cannot differ from client to "
-                "client",
+                f"{name} adds one noise to the sum of all updates: give one value for all clients",
             )
     if algorithm.trainings != 1:
-        raise Unsupported(f"{name} trains {algorithm.trainings} times a round: noise is for once")
+        raise Unsupported(
+            f"{name} trains {algorithm.trainings} times in a round, but the noise is for one "
+            f"training"
+        )
     if config.training.clients_per_round is not None:
         raise InvalidInput(
             "training.clients_per_round",
-            f"{name} lets clients toss coins in secret: set training.options.participation",
+            f"with {name} clients decide in secret whether they take part: set "
+            "training.options.participation instead",
         )
     if config.record_updates:
         raise InvalidInput(
-            "record_updates", f"with {name} what a client sends is no release: it must not be kept"
+            "record_updates",
+            f"with {name} the updates of clients have no noise, so they must not be kept",
         )
 
 
@@ -51,14 +56,14 @@ def _check_shuffle(config: Config, algorithm: Algorithm) -> None:
     if algorithm.trusts_server:
         raise InvalidInput(
             "training.shuffle",
-            f"{config.training.algorithm} trusts the server with updates before any noise: a "
-            "shuffler would see them as well, and hide nothing from whom they are meant for",
+            f"with {config.training.algorithm} clients send updates without noise to a trusted "
+            "server: a shuffler would see them too and hide nothing from that server",
         )
     privacy = config.privacy
     nominal = privacy.accounting == "scalar"
     if nominal and privacy.accountant == "pld":
         raise InvalidInput(
             "privacy.accountant",
-            "the paper's lemma on shuffling is about Rényi divergences, and pld knows none: set "
-            'it to "rdp" or "best"',
+            "the paper's lemma on shuffling is about Rényi divergences, which pld does not use: "
+            'set it to "rdp" or "best"',
         )

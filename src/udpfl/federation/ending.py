@@ -113,7 +113,7 @@ def _rounding(plans: Sequence[ReleasePlan], privacy: PrivacyStatement) -> float:
     events = [event for plan in plans if (event := plan.rest_event()) is not None]
     most = max((rounding_of_event(own, privacy.epsilon).total for own in events), default=0.0)
     if privacy.kind != "none" and most > privacy.delta / 100:
-        log.warning("rounding of the noise may add %.1g to a delta of %g", most, privacy.delta)
+        log.warning("rounding of the noise may add %.1g to delta = %g", most, privacy.delta)
     return most
 
 

@@ -62,9 +62,9 @@ class FixedPart:
         is_same = is_same and all(map(torch.equal, buffers, self._fixed.buffers()))
         if not is_same or torch_state(self._device) != drawn:
             raise Unsupported(
-                "the model's `precompute` gives the same record two answers: it draws random "
-                "numbers, or it keeps something of the records it saw, and one would show in "
-                "another"
+                "the model's `precompute` gives two different results for the same record: it "
+                "draws random numbers, or it keeps something of earlier records, so that one "
+                "record would change the result of another"
             )
         return features
 

@@ -156,9 +156,9 @@ class Trainer:
             same = are_same(tensors, again[0]) and are_same(state, again[1])
             if not (repeated.is_same and same):
                 raise Unsupported(
-                    f"what {self.algorithm.name} sends or keeps depends on gradients that have no "
-                    "noise: where whole clients are hidden it may use nothing of a training but "
-                    "the parameters that it returns"
+                    f"{self.algorithm.name} sends or keeps something that depends on gradients "
+                    f"without noise: with privacy.unit = 'client' it may use only the parameters "
+                    f"that a training returns"
                 )
         return tensors, state
 
@@ -276,9 +276,10 @@ class _Training(Shown):
         if self._whole is not None:
             if not are_equal(origin, self._origin(start, lanes, correct)):
                 raise Unsupported(
-                    f"the correction of {home.algorithm.name} leads a client without records to no "
-                    "certain place: it draws random numbers, keeps something of the gradients it "
-                    "saw, or is not finite at zero. Whole clients cannot be hidden by it"
+                    f"the correction of {home.algorithm.name} does not lead a client without "
+                    f"records to a fixed place: it draws random numbers, keeps something of "
+                    f"earlier gradients, or is not finite at zero. It cannot be used with "
+                    f"privacy.unit = 'client'"
                 )
             moved, over, ratio = self._released(parameters - origin, *self._whole)
             parameters = origin + moved
@@ -322,7 +323,7 @@ class _Training(Shown):
         if says == "stays" and not self._pulls and not torch.equal(moved, start):
             raise Unsupported(
                 f"{home.algorithm.name} says that a client without records stays where it is "
-                "(`without_records`), and its correction moves it"
+                "(`without_records`), but its correction moves such a client"
             )
         return moved
 

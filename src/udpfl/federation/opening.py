@@ -57,7 +57,9 @@ def read_arguments(
         sections, data = {**sections, "data": data}, None
     if resume is not None:
         if config is not None or sections:
-            raise InvalidInput("resume", "continues a run as it was begun: no settings beside it")
+            raise InvalidInput(
+                "resume", "continues a run with its own settings: give no other settings"
+            )
         folder = RunFolder.open(Path(resume))
         return Asked(settings_of(folder), folder, model, data)
     own: dict[str, Any] = dict(sections)
@@ -79,8 +81,8 @@ def require_ledger(asked: Asked, unclaimed: str | None) -> None:
     if ledger and unclaimed:
         raise InvalidInput(
             "privacy.ledger",
-            f"{unclaimed}: such a run is not private and cannot be charged to {ledger!r}, a ledger "
-            "that counts",
+            f"{unclaimed}: such a run is not private, so it cannot be charged to the shared ledger "
+            f"{ledger!r}",
         )
     if ledger and asked.folder is None:
         require_writable(Path(ledger), "privacy.ledger")
@@ -92,14 +94,14 @@ def advise(settings: Config) -> None:
     clips_records = privacy.enabled and privacy.unit == "record"
     if not clips_records and training.learning_rate > 1:
         log.warning(
-            "training.learning_rate = %g suits clipped, noisy gradients; where records are not "
-            "clipped, 0.1 with training.server_momentum = 0.9 is a better start",
+            "training.learning_rate = %g is for clipped gradients with noise; without clipping, "
+            "0.1 with training.server_momentum = 0.9 is a better start",
             training.learning_rate,
         )
     if training.learning_rate * training.penalty > 1:
         log.warning(
-            "training.penalty = %g at training.learning_rate = %g may pull clients past the model "
-            "they are pulled to: their product should not be above 1",
+            "training.penalty = %g times training.learning_rate = %g is above 1: clients may be "
+            "pulled beyond the model that they are pulled to",
             training.penalty,
             training.learning_rate,
         )

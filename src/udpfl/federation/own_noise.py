@@ -36,7 +36,9 @@ def _check(privacy: PrivacyConfig, name: str) -> None:
     for key in ("epsilon", "delta", "clip"):
         value = getattr(privacy, key)
         if isinstance(value, list) and len(set(value)) > 1:
-            raise InvalidInput(f"privacy.{key}", f"{name} has one for all clients, got {value!r}")
+            raise InvalidInput(
+                f"privacy.{key}", f"{name} needs one value for all clients, got {value!r}"
+            )
     mechanisms = privacy.mechanism if isinstance(privacy.mechanism, list) else [privacy.mechanism]
     kinds = [BUILT_IN.get(own) for own in mechanisms if own != "auto"]
     if not all(kind is not None and kind.is_isotropic for kind in kinds):

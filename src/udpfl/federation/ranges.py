@@ -82,7 +82,7 @@ class _Probe:
             if reason := problems[label]:
                 raise InvalidInput(
                     parameter,
-                    f"record {record} has the label {label}, which does not go with the model's "
+                    f"record {record} has the label {label}, which does not fit the model's "
                     f"outputs of shape {tuple(scores.shape[1:])}: {reason}",
                 )
 

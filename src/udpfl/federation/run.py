@@ -100,7 +100,7 @@ def _train(parts: Assembly, bytes_per_sample: int, observers: Sequence[Observer]
     with patient_interrupt() as interrupted:
         metrics, watchers = parts.watchers(server, observers, interrupted)
         if server.round == len(parts.selection):
-            log.warning("all rounds were trained before: only the results are written again")
+            log.warning("all rounds are already trained: only the results are written again")
         stopped = train(server, clients, parts.selection, watchers)
     return Ending(
         parts.setup, parts.begun, parts.ledger, parts.statements, metrics.rows, server.model,

@@ -53,8 +53,8 @@ def require_public(method: Algorithm, public: Indices) -> None:
     if method.needs_public and not len(public):
         raise InvalidInput(
             "data.public",
-            f"{method.name} learns from public records and none are set aside: give a fraction or "
-            "a count, such as 0.05",
+            f"{method.name} learns from public records, but there are none: give a fraction or a "
+            "number, for example 0.05",
         )
 
 
@@ -124,7 +124,7 @@ def declared_sizes(config: Config, data: DataSet, parts: Sequence[Indices]) -> l
     mean = max(1, round(sum(len(part) for part in parts) / len(parts)))
     log.warning(
         "client sizes depend on the data, so every client declares the mean, %d; set "
-        "data.declared_sizes to what is public, or to 'partition' if the true sizes are", mean
+        "data.declared_sizes to public numbers, or to 'partition' if the true sizes are", mean
     )  # fmt: skip
     return [mean] * len(parts)
 

@@ -58,7 +58,7 @@ def sum_noise(plans: Sequence[ReleasePlan]) -> SumNoise:
     if len(alike) > 1:
         raise Unsupported(
             "a trusted server adds one noise to the sum of all updates: budgets, mechanisms and "
-            "clips cannot differ from client to client"
+            "clips must be the same for all clients"
         )
     ((release, factors, participation),) = alike
     return SumNoise(release, len(plans), participation, factors)
@@ -72,7 +72,7 @@ def _own_stage(name: str) -> Stage:
         except TypeError as error:
             raise InvalidInput(
                 "training.stages",
-                f"{name!r} cannot be built without arguments: {error}; name an instance of it",
+                f"{name!r} cannot be built without arguments: {error}; name an instance instead",
             ) from None
     if not isinstance(found, Stage):
         raise InvalidInput("training.stages", f"{name!r} is not a Stage: {found!r}")

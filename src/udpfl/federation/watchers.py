@@ -170,8 +170,8 @@ class Checkpoints(Watcher):
             self._saved = found.round
         elif any(self._ledger.rounds_charged(run, account) for account in accounts):
             raise LedgerError(
-                f"no checkpoint of {self._folder.path} can be read, and its rounds were charged "
-                "already: it cannot be resumed"
+                f"the run {self._folder.path} cannot be resumed: no checkpoint can be read, and "
+                f"its rounds are already charged"
             )
         else:
             self.save()

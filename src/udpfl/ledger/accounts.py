@@ -68,7 +68,7 @@ class Accounts:
             if not value or not isinstance(value, str):
                 raise InvalidInput(name, f"must be a text, got {value!r}")
         if runs not in get_args(Runs):
-            raise InvalidInput("runs", f"must be one or many, got {runs!r}")
+            raise InvalidInput("runs", f"must be 'one' or 'many', got {runs!r}")
         found = self.find(client, block)
         if found is None or fingerprint not in self.versions(found.id):
             with self._file.writing():
@@ -105,7 +105,7 @@ class Accounts:
         _require_texts(client=client, block=block, reason=reason)
         with self._file.writing():
             if self._said_about(client, block):
-                raise InvalidInput("block", f"{block!r} of {client} is on record already")
+                raise InvalidInput("block", f"{block!r} of {client} is already in the ledger")
             content = {"client": client, "block": block, "disjoint": True}
             self._decisions.append("block", None, content, reason, author)
 
@@ -114,9 +114,9 @@ class Accounts:
         if block and not self._said_about(client, block):
             raise InvalidInput(
                 "block",
-                f"nobody has said that the records of {client} in the block {block!r} are of other "
-                f"people than the rest: `udpfl budget block add LEDGER {client} {block} "
-                "--disjoint --reason ...` does",
+                f"the ledger has no block {block!r} of {client}: if its records belong to other "
+                f"people than the rest, add it with `udpfl budget block add LEDGER {client} "
+                f"{block} --disjoint --reason ...`",
             )
 
     # Clients that come later
@@ -126,7 +126,7 @@ class Accounts:
         _require_texts(client=client, reason=reason)
         with self._file.writing():
             if self.find(client, block) or self._said_about(client, block, "client"):
-                raise InvalidInput("client", f"{client} is known already")
+                raise InvalidInput("client", f"{client} is already in the ledger")
             content = {"client": client, "block": block, "disjoint": True}
             self._decisions.append("client", None, content, reason, author)
 
@@ -175,8 +175,8 @@ class Accounts:
                 other = f"{known[0]} (no block)" if known[0] == client else known[0]
                 raise InvalidInput(
                     "privacy.ledger",
-                    f"the data of {Account(0, client, block).name} is known there as {other}: its "
-                    "budget cannot begin anew under another name or block",
+                    f"the data of {Account(0, client, block).name} is known there as {other}: it "
+                    "gets no new budget under another name or block",
                 )
             self.require_statement(client, block)
 
@@ -210,15 +210,15 @@ class Accounts:
             if epsilon > before.epsilon or delta > before.delta:
                 raise InvalidInput(
                     "reason",
-                    f"is needed where a budget rises: {owner.name} has ε = {before.epsilon:g} "
+                    f"is needed to raise a budget: {owner.name} has ε = {before.epsilon:g} "
                     f"at δ = {before.delta:g}",
                 )
         is_fixed = owner.runs == "many" and self._is_charged(account)
         if is_fixed and known and delta != known[-1].delta:
             raise InvalidInput(
                 "delta",
-                f"is {known[-1].delta:g} for {owner.name}, who was charged already: a total over "
-                "runs holds at one delta, which no result may change",
+                f"is {known[-1].delta:g} for {owner.name}, who is already charged: a total over "
+                f"runs holds at one delta, so it cannot change any more",
             )
         content = {"epsilon": epsilon, "delta": delta}
         self._decisions.append("budget", account, content, reason, author)

@@ -68,8 +68,8 @@ class Divisions:
         if known not in (None, block):
             raise InvalidInput(
                 "data.block",
-                f"exactly this data set was charged as {known or 'the clients themselves'}: a "
-                "block is for records of other people",
+                f"exactly this data set was charged before as "
+                f"{known or 'records without a block'}: a block is for records of other people",
             )
 
     def _block_of(self, pool: str) -> str | None:
@@ -94,16 +94,16 @@ class Divisions:
             among = [own for own in among if own.client in known or own.client in clients]
         if unfinished := [run for own in among for run in self._balances.unfinished(own.id)]:
             raise LedgerError(
-                f"{_MOVED}, and the run {unfinished[0]} has reserved what it is going to release "
-                "of them: wait for its end, or free the reservation (`udpfl budget free`)"
+                f"{_MOVED}, and the run {unfinished[0]} still has reservations for them: wait "
+                "until it ends, or free its reservations (`udpfl budget free`)"
             )
         spent = [own for own in among if self._balances.charged(own.id).totals]
         if not spent:
             return None
         if absent := [own.name for own in spent if own.client not in clients]:
             raise LedgerError(
-                f"{_MOVED}, and {absent[0]}, which may have held them, is not here: train with all "
-                "the clients that have trained on this data set before"
+                f"{_MOVED}, and {absent[0]}, which may have held them, is not in this run: "
+                "train with all clients that have trained on this data set before"
             )
         rules = {self._accounts.filter(own.id) for own in spent}
         if len(rules) > 1:

@@ -90,8 +90,8 @@ def require_place(path: Path, parameter: str = "ledger") -> None:
     if not folder.is_dir():
         raise InvalidInput(parameter, f"there is no folder {str(path.parent)!r}")
     if path.exists() and not path.is_file():
-        kind = "a folder" if path.is_dir() else "no file that could hold one"
-        raise InvalidInput(parameter, f"{str(path)!r} is {kind}: name a file")
+        kind = "a folder" if path.is_dir() else "not a regular file"
+        raise InvalidInput(parameter, f"{str(path)!r} is {kind}: give the name of a file")
 
 
 def require_writable(path: Path, parameter: str = "ledger") -> None:
@@ -155,7 +155,7 @@ class LedgerFile:
         """Refuse a file with several names: its latest charges lie beside one of them only."""
         if self.path.is_file() and (names := self.path.stat().st_nlink) > 1:
             raise LedgerUnavailable(
-                f"{self.path} is one of {names} hard links to one file, and charges that are made "
+                f"{self.path} is one of {names} hard links to one file. Charges that are made "
                 f"under one name are not seen under the others: keep one name, or make a copy "
                 f"with `sqlite3 {self.path} '.backup COPY'`"
             )
@@ -181,7 +181,7 @@ class LedgerFile:
         if schema not in ([(SCHEMA,)], [(FORMER,)]):
             raise LedgerError(
                 f"{self.path} has ledger format {[version for (version,) in schema]}, "
-                f"this version reads formats {FORMER} and {SCHEMA}"
+                f"but this version reads formats {FORMER} and {SCHEMA}"
             )
 
     @property
@@ -317,7 +317,9 @@ class LedgerFile:
         self._moment = object()
         places = ", ".join("?" * len(values))
         if self._db.execute(f"INSERT INTO {table} VALUES ({places})", values).rowcount != 1:
-            raise LedgerError(f"{self.path} did not store a row of {table}: it was tampered with")
+            raise LedgerError(
+                f"{self.path} did not store a row of {table}: the file was tampered with"
+            )
 
     def problems(self) -> Iterator[str]:
         """What is wrong with the file itself."""

@@ -207,7 +207,7 @@ class Ledger(LedgerReader):
             own = demand.setdefault(charge.account, {})
             own.setdefault(charge.run, Counter()).update(totals)
         if len({(charge.run, charge.account, charge.round) for charge in charges}) < len(priced):
-            raise InvalidInput("charges", "a client answers a round of a run only once")
+            raise InvalidInput("charges", "a client answers each round of a run only once")
         # Accounting may take a while. The first check does the work while others may still write;
         # the second, which decides, finds it done unless they did.
         with self._file.snapshot():
@@ -247,8 +247,8 @@ class Ledger(LedgerReader):
             if self.rounds_charged(run, account):
                 raise InvalidInput(
                     "note",
-                    f"{owner.client} was charged exactly this already ({charge.note}); if it "
-                    "happened twice, a note that differs says so",
+                    f"{owner.client} was already charged for exactly this ({charge.note}); if it "
+                    "happened twice, give another note",
                 )
             self._limits.require_accountable(account, totals)
             Chain(self._file).append(charge, owner, "entropy", totals)

@@ -18,8 +18,8 @@ from udpfl.ledger.reservations import Reservations
 from udpfl.ledger.spending import accounted, as_event, check_one_basis, totals_of
 
 _NOT_PLANNED = (
-    "this is not a part of what the run has reserved, or somebody freed it; no update was "
-    "released. A run that is resumed reserves again"
+    "the run has not reserved this release, or its reservation was freed; no update was "
+    "released. Resume the run to reserve again"
 )
 _ANY_DELTA = 1e-5
 """To see whether releases can be accounted at all."""
@@ -50,9 +50,9 @@ class Limits:
         for charge in charges:
             if charge.account in answered[charge.run, charge.round]:
                 raise LedgerError(
-                    f"client {self._accounts.owner(charge.account).client} has answered round "
-                    f"{charge.round} of run {charge.run} already: send the stored message; "
-                    "nothing was charged"
+                    f"client {self._accounts.owner(charge.account).client} has already answered "
+                    f"round {charge.round} of run {charge.run}: send the stored message; nothing "
+                    f"was charged"
                 )
             self.require_only_run(charge.account, charge.run)
         for account, wanted in demand.items():
@@ -85,8 +85,8 @@ class Limits:
                 short.append(self._accounts.owner(account).name)
         if short:
             raise BudgetExceeded(
-                f"{', '.join(short)}: the plan of this run does not fit into what the budget has "
-                "left; nothing was reserved"
+                f"{', '.join(short)}: the plan of this run does not fit into the rest of the "
+                "budget; nothing was reserved"
             )
 
     def refusals(self, run: str, events: Mapping[int, Event]) -> dict[int, str]:
@@ -108,8 +108,8 @@ class Limits:
         query = "SELECT run FROM charges WHERE account = ? AND run != ? LIMIT 1"
         if others := self._file.rows(query, account, run):
             raise LedgerError(
-                f"the account of {owner.name} is for one run, {others[0][0]}, whose plan was "
-                "accounted as a whole; a ledger that runs share is for many"
+                f"the account of {owner.name} is for the run {others[0][0]} only, whose plan was "
+                "accounted as a whole; use a shared ledger for several runs"
             )
 
     def _require_first_plan(self, account: int, run: str, more: Counter[str]) -> None:
@@ -121,8 +121,7 @@ class Limits:
             if not whole <= own.totals:
                 raise LedgerError(
                     f"{self._accounts.owner(account).name}: this run was planned as a whole before "
-                    "it began, and what it is going to release now is not that plan: begin a new "
-                    "run"
+                    "it began, and its plan has changed since: begin a new run"
                 )
 
     def require_accountable(self, account: int, more: Counter[str]) -> None:
@@ -144,7 +143,7 @@ class Limits:
         if spent:
             raise InvalidInput(
                 "privacy.ledger",
-                f"{unknown[0]} is new there, and its records may have been at {spent[0].name} in "
-                "an earlier run, which was charged for them: `udpfl budget client add LEDGER "
-                f"{unknown[0]} --disjoint --reason ...` says that they are of other people",
+                f"{unknown[0]} is new in this ledger, and its records may have been charged to "
+                f"{spent[0].name} in an earlier run. If they belong to other people, add it with "
+                f"`udpfl budget client add LEDGER {unknown[0]} --disjoint --reason ...`",
             )

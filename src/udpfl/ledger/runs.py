@@ -47,8 +47,8 @@ class RunRegister:
         if kept != [(randomness, accounting)]:
             raise InvalidInput(
                 "run",
-                f"{run!r} was begun with {' randomness and '.join(kept[0])} accounting and cannot "
-                f"go on with {randomness} and {accounting}; start a new run",
+                f"{run!r} began with {' randomness and '.join(kept[0])} accounting and cannot "
+                f"continue with {randomness} and {accounting}; start a new run",
             )
 
     def end(self, run: str, head: Head, files: Digests, outcome: Mapping[str, Any]) -> None:

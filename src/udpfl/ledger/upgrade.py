@@ -31,7 +31,7 @@ def upgrade(file: LedgerFile) -> None:
         if not file.is_former:  # another process was faster
             return
         if problem := next(_problems(file), None):
-            raise LedgerError(f"{file.path} is not sound, it is left as it is: {problem}")
+            raise LedgerError(f"{file.path} is not sound, so it was not changed: {problem}")
         budgets = file.rows(  # the last one of every account
             "SELECT a.client, b.epsilon, b.delta "
             "FROM budgets b JOIN accounts a ON a.id = b.account "

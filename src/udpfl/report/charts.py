@@ -17,8 +17,8 @@ Dash = Literal["solid", "dashed", "dotted"]
 DASHES: dict[Kind, Dash] = {"guarantee": "solid", "nominal": "dashed", "none": "dotted"}
 Format = Literal["percent", "epsilon", "number"]
 SIMULATION_ONLY = (
-    "Simulation only: computed from private records without noise. A real client would keep this "
-    "to itself."
+    "Simulation only: computed from private records without noise. A real client would not publish "
+    "this."
 )
 NOMINAL = "nominal: not a guarantee"
 _SIGNALS: dict[Clipped, str] = {
@@ -183,16 +183,16 @@ def _epsilon_by_round(run: RunRecord) -> Chart | None:
         ]
         bands = (Band("all clients", x, low, high, colour, nominal),)
     note = (
-        "What all releases up to a round cost together, as it was written down during the run; "
-        "not recomputed."
+        "What all releases up to a round cost together, as the run recorded it; it is not "
+        "recomputed."
     )
     if run.shared_ledger:
         note += " Earlier runs on the same ledger are included."
         if run.budget_name == "budget":
-            note += " The budget is the one that it held when this run ended."
+            note += " The budget is the one in the ledger when this run ended."
     if nominal:
         _, proved = run.column("guaranteed_epsilon", "max")
-        series.append(Series("ε that is guaranteed", x, proved, _proved(run)))
+        series.append(Series("guaranteed ε", x, proved, _proved(run)))
         note += " The axis is logarithmic: the guaranteed ε is far above the nominal one."
     return Chart(
         "epsilon", "Privacy spent by round", "round", _axis(run), "epsilon", tuple(series), bands,
@@ -231,8 +231,8 @@ def _epsilon_by_client(run: RunRecord) -> Chart | None:
 def _budget_note(run: RunRecord) -> str:
     if run.budget_name == "budget":
         return "The line over a bar is the client's budget in the ledger when the run ended."
-    other = "" if run.kind == "nominal" else " The ledger may hold another one."
-    return f"The line over a bar is the configured budget, which the noise was planned for.{other}"
+    other = "" if run.kind == "nominal" else " The budget in the ledger may differ."
+    return f"The line over a bar is the configured budget, for which the noise was planned.{other}"
 
 
 def _spending(client: Client) -> tuple[float, float]:
@@ -251,8 +251,8 @@ def signal_note(clipped: Collection[Clipped]) -> str:
     """What signal and noise are, where these were clipped."""
     signal = " or ".join(text for key, text in _SIGNALS.items() if key in clipped)
     return (
-        f"Length of {signal} over the length of the noise, mean over the clients of a round; "
-        "averaging over many clients raises it."
+        f"Length of {signal} divided by the length of the noise, averaged over the clients of a "
+        f"round. In the mean of many clients the ratio is higher."
     )
 
 
@@ -260,8 +260,8 @@ def _clip_fraction(run: RunRecord) -> Chart:
     x, y = run.column("simulation_only", "clip_fraction", evaluated=False)
     return Chart("clip", clip_title({run.clipped}), "round", "clipped", "percent",
                  (Series("clip fraction", x, y, "main"),), top=1.0, warning=SIMULATION_ONLY,
-                 note="Near 100 % most gradients are shortened to the clip; near 0 % a smaller "
-                 "clip would do, with less noise.")  # fmt: skip
+                 note="Near 100 %, most gradients are shortened to the clip. Near 0 %, a smaller "
+                 "clip would be enough and need less noise.")  # fmt: skip
 
 
 def clip_title(clipped: Collection[Clipped]) -> str:
@@ -306,5 +306,5 @@ def _error_by_output(run: RunRecord) -> Chart | None:
         values = [value if isinstance(value, float) else None for value in errors or ()]
         lines.append(Series(name, range(1, len(values) + 1), values, colour))
     return Chart("outputs", "Error by output position", "output", "error", "number", tuple(lines),
-                 note="The final model's error for each value it forecasts; of an hourly "
+                 note="The error of the final model for each value that it forecasts. In an hourly "
                  "forecast, position 1 is the first hour.")  # fmt: skip

@@ -23,14 +23,16 @@ from udpfl.report.words import UNITS, WHOSE, no_number, small, trusts_server
 _COLOURS = 8
 _LEFT_OUT = "nominal runs are left out"
 _OTHER_KIND = (
-    "The ε of a nominal run is of another kind: the first table has it, and the ε that is "
-    "guaranteed instead."
+    "The ε of a nominal run is of another kind: the first table shows it, together with the ε that "
+    "is guaranteed."
 )
 _OTHER_UNIT = (
-    "An ε for one record and an ε for a whole client cannot be compared: each has a chart of its "
-    "own."
+    "An ε for one record and an ε for a whole client cannot be compared: each has its own chart."
 )
-_OTHER_DELTA = "The runs have different δ: of two with the same ε, the smaller δ says more."
+_OTHER_DELTA = (
+    "The runs have different δ: of two runs with the same ε, the one with the smaller δ has the "
+    "stronger guarantee."
+)
 _COLUMNS = {
     "accuracy": ("accuracy",),
     "rmse": ("rmse",),
@@ -196,6 +198,6 @@ def _trade(runs: Sequence[RunRecord], unit: Unit) -> Chart:
         y=f"test {name}",
         format="percent" if key == "accuracy" else "number",
         series=tuple(lines),
-        note=f"What each run had reached when it had spent this much. {axis.note}".strip(),
+        note=f"What each run had reached when it had spent this ε. {axis.note}".strip(),
         warning=axis.warning,
     )

@@ -48,7 +48,7 @@ def differences(
         said, own = getattr(stated, name), getattr(found, name)
         if said != own:
             yield Difference(
-                f"{where} says {name} “{said}”, recomputed it is “{own}”",
+                f"{where} says {name} “{said}”, but recomputed it is “{own}”",
                 is_wording=name == "accountant",
             )
     if stated.kind == found.kind == "none":
@@ -57,7 +57,7 @@ def differences(
         said, own = getattr(stated, name), getattr(found, name)
         if not math.isclose(said, own, rel_tol=_TOLERANCE):
             yield Difference(
-                f"{where} says {sign} = {said:.10g}, recomputed it is {own:.10g}",
+                f"{where} says {sign} = {said:.10g}, but recomputed it is {own:.10g}",
                 too_small=not said > own,
             )
     for note in found.notes:

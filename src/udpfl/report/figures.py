@@ -18,7 +18,7 @@ _COLOURS = {
     "run-0": "#1f5fbf", "run-1": "#b5176a", "run-2": "#0b7285", "run-3": "#7a3fb0",
     "run-4": "#7a6200", "run-5": "#4b5563", "run-6": "#6d4c41", "run-7": "#2b2f77",
 }  # fmt: skip
-_SHORT = {True: "simulation only: a real client would keep this to itself", False: ""}
+_SHORT = {True: "simulation only: a real client would not publish this", False: ""}
 
 
 def write_figures(

@@ -177,12 +177,16 @@ def _privacy_of_each(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
         for run, name in zip(runs, names, strict=True)
     )
     units = units_of(runs)
-    other = ", and an ε for one record not with one for a whole client" if len(units) > 1 else ""
+    other = (
+        ", and an ε for one record cannot be compared with an ε for a whole client"
+        if len(units) > 1
+        else ""
+    )
     pays = " or ".join(units) or "record"
     return (
         '<section aria-labelledby="privacy"><h2 id="privacy">Privacy of each run</h2>'
         f'<ul class="statements">{rows}</ul><p>An ε of one kind cannot be compared with an ε of '
-        f"another{other}. If runs used the same records, each {pays} pays in every one of them.</p>"
+        f"another{other}. If runs used the same records, each {pays} is charged in every run.</p>"
         "</section>"
     )
 

@@ -74,13 +74,13 @@ def in_sentences(
     chance = noised[0].participation
     if chance < 1:
         lines.append(
-            f"In each round a client takes part with probability {chance:g}, by a coin that nobody "
-            "else sees; it pays either way."
+            f"In each round a client takes part with probability {chance:g}, which it decides in "
+            f"secret; it pays in every round, whether it takes part or not."
         )
     if any(_ends(client) != (1.0, 1.0) for client in noised):
         lines.append(
-            "The noise is paced (privacy.pace): the table has it in the first and in the last "
-            "round that asks the client."
+            "The noise is paced (privacy.pace): the table shows the noise of the first and of the "
+            "last round in which the client is asked."
         )
     if any(client.count for client in noised):
         lines.append(_adapting(metrics))
@@ -103,14 +103,14 @@ _SERVER = (
 def _adapting(metrics: Sequence[RoundRow]) -> str:
     used = [1.0, *_clip_factors(metrics)[:-1]]
     between = (
-        f" Over the rounds they were × {_range(min(used), max(used))} of what was planned."
+        f" Over the rounds both were × {_range(min(used), max(used))} of what was planned."
         if metrics
         else ""
     )
     return (
-        "The clip adapts (privacy.clip_quantile), and the noise grows and shrinks with it: the "
-        f"table has the noise at the planned clip.{between} Each round also asks a client for one "
-        "count, with noise of its own, which is charged too."
+        f"The clip adapts (privacy.clip_quantile), and the noise grows and shrinks with it: the "
+        f"table shows the noise for the planned clip.{between} In each round a client also sends "
+        f"one count, with separate noise, which is charged as well."
     )
 
 

@@ -14,7 +14,7 @@ from udpfl.accounting.statement import Kind, PrivacyStatement, largest, shown
 from udpfl.config import Config, load
 from udpfl.errors import InvalidInput, UdpflError
 from udpfl.report.protection import Clipped, clip_of, in_sentences, noise_of, what_is_clipped
-from udpfl.report.so_far import spent_so_far
+from udpfl.report.unfinished import spent_by_unfinished
 from udpfl.report.verification import Verification, check_run
 from udpfl.runs.files import RunFiles, has_begun
 from udpfl.runs.ledgers import ledger_of
@@ -226,9 +226,11 @@ def _spent(path: Path, files: RunFiles) -> tuple[Mapping[str, PrivacyStatement],
         return {}, None
     ledger = ledger_of(path, files.identity)
     try:
-        spent = spent_so_far(ledger, files.run, files.clients, files.metrics, kind == "nominal")
+        spent = spent_by_unfinished(
+            ledger, files.run, files.clients, files.metrics, kind == "nominal"
+        )
     except UdpflError as error:
-        return {}, f"what this run has spent cannot be read from its ledger ({error})"
+        return {}, f"the spending of this run cannot be read from its ledger ({error})"
     return spent, None
 
 

@@ -90,14 +90,14 @@ def state(run: RunRecord) -> str:
     """A word on runs that did not go to their end."""
     if not run.finished:
         ledger = (
-            "; ε is the ledger's, and <code>udpfl budget show</code> lists it by client"
+            "; ε comes from the ledger, and <code>udpfl budget show</code> lists it for each client"
             if run.kind != "none"
             else ""
         )
         return (
-            '<p class="state"><strong>Not finished.</strong> This page shows the run as far as it '
-            f"got: round {run.rounds} of {run.config.training.rounds}. The charts by round end at "
-            f"the last evaluated one{ledger}.</p>"
+            '<p class="state"><strong>Not finished.</strong> This page shows the run up to '
+            f"round {run.rounds} of {run.config.training.rounds}. The charts by round end at "
+            f"the last evaluated round{ledger}.</p>"
         )
     trained = "" if run.metrics else f" {NOTHING_TRAINED}"
     if run.stopped:
@@ -152,9 +152,9 @@ def _checked(run: RunRecord) -> str:
     if run.verification.state == "verified":
         said = (
             "Verified: every client’s ε was recomputed from the ledger when this page was made. "
-            "Its chain is sound, it holds all charges of this run, and settings, noise, figures "
-            "and model are those that the run sealed in it. How good the model is, is what the "
-            "run measured."
+            "The chain of the ledger is sound, it holds all charges of this run, and the settings, "
+            "noise, figures and model are those that the run sealed in it. The quality of the "
+            "model was measured by the run and not checked here."
         )
     else:
         said = f"Not verified: {'; '.join(run.verification.reasons)}."
@@ -232,8 +232,9 @@ def references(run: RunRecord) -> str:
     )
     head = "".join(f"<th>{k if k == 'accuracy' else k.upper()}</th>" for k in keys)
     return (
-        '<section aria-labelledby="references"><h2 id="references">Beside other forecasts</h2>'
-        f"<table><caption>On the same test records; less is better</caption><thead><tr><td></td>"
+        '<section aria-labelledby="references"><h2 id="references">'
+        "Compared with other forecasts</h2>"
+        "<table><caption>On the same test records; smaller is better</caption><thead><tr><td></td>"
         f"{head}</tr></thead><tbody>{body}</tbody></table></section>"
     )
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from udpfl.accounting.alternatives import account_alternatives
 from udpfl.accounting.events import Composed, Event, Unit
 from udpfl.accounting.statement import PrivacyStatement, shown
-from udpfl.accounting.whichever import account_whichever
 from udpfl.errors import UdpflError
 from udpfl.ledger import Ledger
 from udpfl.report.read import RunRecord
@@ -30,7 +30,7 @@ Sameness = Literal["same", "dealt anew", "not known"]
 shares, or records of which it cannot be told."""
 _OWN = "own"  # the name of data that was handed over in Python
 _TESTED = "assumes that test records are public, also where another run trains on them"
-_CHOSEN = "The ε of a run that is chosen by its result leaves out the selection"
+_CHOSEN = "The ε of one run does not cover the choice of this run by its result"
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,13 @@ class Selection:
         units = any(total.only for total in self.totals)
         parts = [_CHOSEN + ": " + "; ".join(map(self._said, self.totals))]
         if units:
-            parts.append("No total covers both units")
+            parts.append("There is no total for both units together")
         if self.earlier:
-            parts.append(f"Counted are also {counted(self.earlier, 'run')} of earlier grids here")
+            parts.append(
+                f"This includes {counted(self.earlier, 'run')} of earlier grids in this folder"
+            )
         if self.elsewhere:
-            parts.append(f"Not counted: {counted(self.elsewhere, 'run')} on other data")
+            parts.append(f"This does not include {counted(self.elsewhere, 'run')} on other data")
         return ". ".join(parts) + "."
 
     def _said(self, total: Total) -> str:
@@ -98,7 +100,7 @@ class Selection:
         trusted = ", against everyone but the trusted server" if trusts_server(said) else ""
         remark = _REMARKS[total.records]
         if said.unit == "client" and remark:
-            remark = f"{remark}, for who is one client in each"
+            remark = f"{remark}; this holds for someone who is one client in each run"
         return (
             f"{which}, {fixed}, together cost ε = {shown(said.epsilon)} at δ = {said.delta:g} for "
             f"{UNITS[said.unit]} {RELATION[said.neighbours]}{trusted}"
@@ -119,9 +121,9 @@ class Selection:
 
 _REMARKS: dict[Sameness, str] = {
     "same": "",
-    "dealt anew": "dealt out anew between them: the costliest client of each counts, and test "
-    "records are taken for public",
-    "not known": "it cannot be told whether these are the same records: they count as the same",
+    "dealt anew": "the runs divide the records in different ways, so the costliest client of each "
+    "run counts, and test records count as public",
+    "not known": "it is not known whether these are the same records: they count as the same",
 }
 
 
@@ -263,7 +265,7 @@ def _together(members: Sequence[_Member]) -> PrivacyStatement | None:
         return None
     statements = [member.run.statement for member in members]
     try:
-        total = account_whichever(sets, max(statement.delta for statement in statements))
+        total = account_alternatives(sets, max(statement.delta for statement in statements))
     except UdpflError as error:
         return PrivacyStatement.none(f"their releases cannot be added up: {error}")
     assumed = [n for s in statements for n in s.notes if n.startswith("assumes")]

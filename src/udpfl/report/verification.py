@@ -1,9 +1,9 @@
 """Whether a run folder says what its ledger says: every epsilon is computed again, none repeated.
 
-A page vouches for what was checked here and for nothing else. The ledger has to be sound and to be
-that of the run, files have to be those that the run sealed in it (`report.ties`), and its charges
-up to the end of the run have to cost what summary.json and the header of the model say. What other
-runs charged later is left out.
+A page claims only what is checked here. The ledger has to be sound and to be that of the run; the
+files have to be those that the run sealed in it (`report.mismatches`); the charges up to the end
+of the run have to cost what summary.json and the header of the model say. Later charges of other
+runs are left out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from udpfl.ledger.chain import Head
 from udpfl.ledger.ledger import Ledger
 from udpfl.ledger.seals import Ending
 from udpfl.report.differences import Difference, differences
-from udpfl.report.ties import untied
+from udpfl.report.mismatches import mismatches
 from udpfl.runs.files import RunFiles
 from udpfl.runs.ledgers import ledger_of
 from udpfl.runs.schema import ClientRow, Pair, Summary
@@ -29,8 +29,8 @@ from udpfl.runs.schema import ClientRow, Pair, Summary
 State = Literal["verified", "not verified", "contradicted"]
 _MOST_REASONS = 4
 _NO_HEAD = (
-    "an older version wrote this folder, which does not say with which charge of the shared ledger "
-    "the run ended"
+    "an older version wrote this folder, which does not name the last charge of the run in the "
+    "shared ledger"
 )
 
 
@@ -60,7 +60,7 @@ def check_run(files: RunFiles, nominal: bool) -> Verification:
     if files.summary is None:
         found.append(Difference("the run is not finished", contradicts=False))
     elif not files.metrics:
-        said = "nobody has trained in this run, so there is no model to speak of"
+        said = "no client has trained in this run, so there is no model"
         found.append(Difference(said, contradicts=False))
     head = None if files.summary is None else files.summary.head
     budgets: dict[str, Pair | None] | None = None
@@ -69,7 +69,7 @@ def check_run(files: RunFiles, nominal: bool) -> Verification:
             for problem in ledger.verify(events=False):
                 found.append(Difference(f"the ledger is not sound: {problem}"))
             # One at a time: whatever was found stays found if the rest cannot be read.
-            for each in untied(ledger, files):
+            for each in mismatches(ledger, files):
                 found.append(each)
             if files.summary is not None and not any(own.contradicts for own in found):
                 check = _Recomputed(ledger, files, files.summary, nominal)
@@ -146,21 +146,23 @@ class _Recomputed:
         # Each client's own was compared with the ledger above.
         yield from differences("summary.json for the run", stated, largest(said.values()))
         if self.summary.statement != str(stated):
-            yield Difference("the statement of summary.json is not what it says", is_wording=True)
+            yield Difference(
+                "the sentence in summary.json is not that of its statement", is_wording=True
+            )
         yield from self._of_model(stated)
         held = self.budgets
         if held is not None and self.summary.budgets != held:
-            yield Difference("summary.json has other budgets than the ledger held")
+            yield Difference("the budgets in summary.json are not those in the ledger")
 
     def _strangers(self, said: Mapping[str, PrivacyStatement]) -> Iterator[Difference]:
         for own in self._charged:
             if own.client not in said:
                 yield Difference(
-                    f"{own.client} was charged in this run, and is not among its clients"
+                    f"{own.client} was charged in this run, but is not one of its clients"
                 )
             if own.block != self._block:
                 named = f"the block {self._block}" if self._block else "no block"
-                yield Difference(f"the run charged {own.name}, and run.json names {named}")
+                yield Difference(f"the run charged {own.name}, but run.json names {named}")
 
     def _of_client(self, person: ClientRow, stated: PrivacyStatement) -> Iterator[Difference]:
         name, account = person.name, self._accounts.get(person.name)
@@ -170,7 +172,9 @@ class _Recomputed:
             yield Difference(f"the ledger has no account of {name}")
             return
         if stated.delta not in self._deltas(account, person):
-            yield Difference(f"δ = {stated.delta:g} of {name} in summary.json is not its budget's")
+            yield Difference(
+                f"δ = {stated.delta:g} of {name} in summary.json is not that of its budget"
+            )
             return
         # Without a head, others may have charged a shared ledger between this run's last and end.
         head, run = self.summary.head, self.files.run

@@ -65,13 +65,13 @@ def explain(run: RunRecord) -> Explanation:
         return Explanation(
             headline=f"No number can be stated: {run.unread}.",
             meaning=(
-                "What this run has spent is in its ledger; the figures by round may lag behind it. "
-                "Until the ledger can be read, treat the model and the messages as if nothing "
-                f"bounded what they tell about a single {run.unit}.",
+                "What this run has spent is in its ledger; the figures by round may be out of "
+                "date. Until the ledger can be read, assume that the model and the messages may "
+                f"reveal everything about a single {run.unit}.",
             ),
             beliefs=(),
             belief="",
-            whom=("Nobody, as far as this page can say.",),
+            whom=("No one, as far as this page can say.",),
             limits=(),
             notes=(),
         )
@@ -79,13 +79,13 @@ def explain(run: RunRecord) -> Explanation:
         return Explanation(
             headline=f"Contradicted: {statement.notes[0]}.",
             meaning=(
-                "What this folder states and what its ledger holds do not fit together, so this "
-                "page states no number. Until that is cleared up, treat the model and the messages "
-                f"as if nothing bounded what they tell about a single {run.unit}.",
+                "This folder and its ledger contradict each other, so this page states no number. "
+                "Until the contradiction is explained, assume that the model and the messages may "
+                f"reveal everything about a single {run.unit}.",
             ),
             beliefs=(),
             belief="",
-            whom=("Nobody, as far as this page can say.",),
+            whom=("No one, as far as this page can say.",),
             limits=(),
             notes=(),
         )
@@ -94,12 +94,12 @@ def explain(run: RunRecord) -> Explanation:
         return Explanation(
             headline=f"Not private: {reason}.",
             meaning=(
-                "Nothing bounds what the model, the messages or the figures of this run tell about "
-                "a single record. Treat them as if they were the records.",
+                "The model, the messages and the figures of this run may reveal everything about "
+                "a single record. Treat them like the records themselves.",
             ),
             beliefs=(),
             belief="",
-            whom=("Nobody is protected by this run.",),
+            whom=("This run protects no one.",),
             limits=(),
             notes=(),
         )
@@ -183,9 +183,9 @@ def _meaning(epsilon: float, statement: PrivacyStatement, nominal: bool) -> tupl
     if nominal:
         whole = "the update of a client" if statement.unit == "client" else "a whole gradient"
         lines.append(
-            f"The nominal number comes from accounting {whole} as if it were one "
-            "coordinate. It reproduces the paper and protects nobody. What follows is about the ε "
-            "that is really guaranteed."
+            f"The nominal number comes from accounting {whole} as if it were one coordinate. It "
+            f"reproduces the paper, but it protects no one. The following is about the ε that is "
+            f"really guaranteed."
         )
     if math.isinf(epsilon):
         hidden = f"a {statement.unit}'s presence"
@@ -227,8 +227,8 @@ def _belief(statement: PrivacyStatement) -> str:
     if not delta:
         return f"How sure someone can become that {what}"
     return (
-        f"How sure that one randomised answer can make someone that {what}; with probability "
-        f"δ = {small(delta)} they are told instead"
+        f"From that one randomised answer, someone can become this sure that {what}; with "
+        f"probability δ = {small(delta)} they see the data instead"
     )
 
 
@@ -295,9 +295,9 @@ def compared(unit: Unit, neighbours: Neighbours, trusted: bool) -> str:
 def _whom(run: RunRecord, statement: PrivacyStatement) -> tuple[str, ...]:
     scope = (
         "every run that was charged to the same ledger for the same data "
-        + ("before this one ended; later ones add to it" if run.finished else "so far")
+        + ("before this run ended; later runs add to it" if run.finished else "so far")
         if run.shared_ledger
-        else "this run; its ledger counts no other"
+        else "this run only; its ledger has no other run"
     )
     trusted = trusts_server(statement)
     return (
@@ -318,22 +318,24 @@ def _limits(run: RunRecord, statement: PrivacyStatement) -> tuple[str, ...]:
     return (
         "Facts that are true of the whole population: the model may learn them whether or not a "
         f"given {statement.unit} is there.",
-        "One record of a client that is there anyway: it may change all that the client sends, as "
-        "if the client left and another came, which has twice the ε. And a person with records at "
-        "several clients: k of them together have k times the ε, and a δ that grows faster still."
+        "One record of a client that takes part anyway: it may change everything that the client "
+        "sends, as if one client left and another joined, which costs twice the ε. And a person "
+        "with records at k clients: they have k times the ε, and a δ that grows even faster."
         if statement.unit == "client"
-        else "A person with several records in one client: k records together have k times the ε, "
-        "and a δ that grows faster still.",
-        "The same records in other data, under another name or elsewhere: they pay there again."
+        else "A person with several records at one client: k records together have k times the ε, "
+        "and a δ that grows even faster.",
+        "The same records in other data, under another name or elsewhere: they are charged there "
+        "again."
         if statement.unit == "client"
-        else "The same record in other data, at other clients or elsewhere: it pays there again.",
+        else "The same record in other data, at other clients or elsewhere: it is charged there "
+        "again.",
         f"Other runs on the same data that are not in {charged}, and settings that were tuned on "
         "the same data without being charged.",
         "The charts marked “simulation only”, the ledger and the other files of this folder: they "
         "come from private records without noise and stay with the client in a real federation.",
         "The test records and any public records: accuracy and confusion are computed from them "
         "without noise.",
-        "Clients whose software is not this software, and what leaks by timing or logs.",
+        "Clients that run other software, and what leaks through timing or logs.",
         _rounded(run),
     )
 
@@ -343,8 +345,8 @@ def _rounded(run: RunRecord) -> str:
     if not added:
         return "Rounding: computers add noise in floating-point numbers, not in real ones."
     return (
-        "Rounding: computers add noise in floating-point numbers, not in real ones. That adds "
-        f"{_up(added)} to δ at most."
+        "Rounding: computers add noise in floating-point numbers, not in real ones. This adds at "
+        f"most {_up(added)} to δ."
     )
 
 

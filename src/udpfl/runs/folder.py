@@ -74,7 +74,7 @@ class RunFolder:
         """A new, empty run folder."""
         if path.exists() and not _free(path):
             raise InvalidInput(
-                "out", f"{str(path)!r} exists and is not empty; --resume continues a run"
+                "out", f"{str(path)!r} exists and is not empty; use --resume to continue a run"
             )
         try:
             (path / names.CHECKPOINTS).mkdir(parents=True, exist_ok=True)

@@ -136,4 +136,4 @@ class Tracker(Follower):
         except Exception as error:
             self._failed = True
             reason = " ".join(str(error).split())[:300] or type(error).__name__
-            log.warning("%s failed (%s); training goes on without it", self.name, reason)
+            log.warning("%s failed (%s); the training continues without it", self.name, reason)

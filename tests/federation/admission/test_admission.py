@@ -90,13 +90,15 @@ def test_skip_begins_without_those_who_cannot_pay(tmp_path, caplog):
         ledger.set_budget(2, Budget(9.0, 1e-5), reason="a vote")
     with caplog.at_level(logging.WARNING):
         result = run(tmp_path, "second", data=parts, privacy={"exhausted": "skip"})
-    assert "without client-0, client-2: the budget does not hold this run" in caplog.text
+    assert (
+        "the run begins without client-0, client-2: the budget is too small for it" in caplog.text
+    )
     assert {row["participants"] for row in result.metrics} == {1}
     with opened(tmp_path) as ledger:
         assert [sum(e.count for e in ledger.history(own)) for own in (1, 2, 3)] == [3, 6, 3]
     again = udpfl.run(resume=result.folder, model=nn.Linear(4, 2), data=parts)
     assert again.privacy == result.privacy
-    with pytest.raises(BudgetExceeded, match="no client has enough left"):
+    with pytest.raises(BudgetExceeded, match="no client has enough budget left"):
         run(tmp_path, "third", data=parts, privacy={"exhausted": "skip", "epsilon": 9.0})
 
 
@@ -128,12 +130,12 @@ def test_fit_that_cannot_fit_is_refused(tmp_path):
 
 
 def test_stop_names_its_successor(tmp_path):
-    with pytest.raises(InvalidInput, match=r"'stop' is gone, 'refuse' is its successor"):
+    with pytest.raises(InvalidInput, match=r"'stop' no longer exists: use 'refuse'"):
         run(tmp_path, privacy={"exhausted": "stop"})
 
 
 def test_another_accountant_than_the_ledgers_is_refused(tmp_path):
-    with pytest.raises(InvalidInput, match="adds up runs by its own filter"):
+    with pytest.raises(InvalidInput, match="adds up runs with its own filter"):
         run(tmp_path, privacy={"accountant": "rdp"})
 
 
@@ -192,7 +194,7 @@ def test_another_division_takes_over_the_largest_spending(tmp_path):
         assert moved == (name != "client-0")
     with opened(tmp_path) as ledger:
         assert [sum(own.count for own in ledger.spent(a).events) for a in (1, 2, 3)] == [8, 8, 8]
-    with pytest.raises(LedgerError, match="client-2, which may have held them, is not here"):
+    with pytest.raises(LedgerError, match="client-2, which may have held them, is not in this run"):
         run(tmp_path, "third", clients=2, privacy=budgets)
 
 
@@ -201,14 +203,14 @@ def test_clients_that_pay_unlike_are_refused_after_a_move(tmp_path):
     with opened(tmp_path) as ledger:
         for own in (1, 2, 3):
             ledger.set_budget(own, Budget(9.0, 1e-5), reason="a vote")
-    with pytest.raises(BudgetExceeded, match="all have to have the same plan"):
+    with pytest.raises(BudgetExceeded, match="all clients need the same plan"):
         run(tmp_path, "second", seed=1, privacy={"epsilon": [0.5, 1.0, 2.0]})
     assert not (tmp_path / "second").exists()
 
 
 def test_the_ledger_of_a_run_is_not_for_others(tmp_path):
     first = run(tmp_path, "first", privacy={"ledger": None})
-    with pytest.raises(LedgerError, match="is the ledger of one run"):
+    with pytest.raises(LedgerError, match="belongs to one run and cannot be shared"):
         run(tmp_path, "second", privacy={"ledger": str(first.ledger_path)})
 
 
@@ -261,7 +263,7 @@ def test_clients_that_are_left_out_pay_unlike_after_a_move(tmp_path):
     with opened(tmp_path) as ledger:
         for own in (1, 2):
             ledger.set_budget(own, Budget(9.0, 1e-5), reason="a vote")
-    with pytest.raises(BudgetExceeded, match="all have to have the same plan"):
+    with pytest.raises(BudgetExceeded, match="all clients need the same plan"):
         run(tmp_path, "second", seed=1, privacy={"exhausted": "skip"})
     assert not (tmp_path / "second").exists()
 
@@ -270,9 +272,9 @@ def test_a_list_takes_over_what_a_divided_set_has_spent(tmp_path):
     inputs, labels = blobs()
     run(tmp_path, "first")
     parts = [(inputs[i::3], labels[i::3]) for i in range(3)]
-    with pytest.raises(BudgetExceeded, match="does not hold this run"):
+    with pytest.raises(BudgetExceeded, match="is too small for this run"):
         run(tmp_path, "second", data=[*parts, (inputs, labels)], clients=4)
-    with pytest.raises(BudgetExceeded, match="no client has enough left"):
+    with pytest.raises(BudgetExceeded, match="no client has enough budget left"):
         run(
             tmp_path, "third", data=[*parts, (inputs, labels)], clients=4,
             privacy={"exhausted": "skip"},
@@ -344,7 +346,7 @@ def test_a_freed_run_does_not_go_on_until_it_is_resumed(tmp_path):
                     ledger.give_back(next(iter(ledger.reserved(1))), reason="by mistake")
 
     result = run(tmp_path, "first", observers=[Free()])
-    assert "somebody freed it" in result.stopped
+    assert "its reservation was freed" in result.stopped
     with opened(tmp_path) as ledger:
         assert ledger.rounds_charged(ledger.history(1).__next__().run, 1) == 1
     torch.manual_seed(0)
@@ -357,7 +359,7 @@ def test_nothing_is_offered_that_would_not_fit(tmp_path):
     run(tmp_path, "first")
     with opened(tmp_path) as ledger:
         ledger.set_budgets([1, 2, 3], Budget(2.8, 1e-5), reason="a vote")
-    with pytest.raises(BudgetExceeded, match="nothing of it would fit"):
+    with pytest.raises(BudgetExceeded, match="no part of this run would fit"):
         run(tmp_path, "second", privacy={"accounting": "scalar"})
     with pytest.raises(BudgetExceeded) as refused:
         run(tmp_path, "second", privacy={"epsilon": [1.5, 1.8, 2.0]})
@@ -373,7 +375,7 @@ def test_a_refusal_says_what_was_spent_and_why_another_seed_does_not_help(tmp_pa
     assert "records may have moved" not in str(refused.value)
     assert "reserved" not in str(refused.value)
     assert "`udpfl budget set` raises a budget" in str(refused.value)
-    with pytest.raises(BudgetExceeded, match="so every client goes on with the largest spending"):
+    with pytest.raises(BudgetExceeded, match="so every client continues with the largest spending"):
         run(tmp_path, "second", seed=1)
 
 
@@ -390,7 +392,7 @@ def test_a_refusal_names_runs_that_hold_reservations(tmp_path):
     with pytest.raises(BudgetExceeded) as refused:
         run(tmp_path, "second")
     assert "is spent or reserved; " in str(refused.value)
-    assert "first may still spend what it reserved: go on with it (--resume)" in str(refused.value)
+    assert "first may still spend what it reserved: continue it (--resume)" in str(refused.value)
 
 
 def test_a_test_split_of_the_same_records_is_an_assumption_of_shared_ledgers(tmp_path):

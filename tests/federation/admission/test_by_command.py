@@ -72,8 +72,9 @@ def releases(udpfl_):
 
 
 REFUSED = (
-    r"udpfl: error: north, south: the budget in site\.sqlite does not hold this run; nothing was "
-    r"trained\. north has ε = 4 at δ = 1e-05, of which ε = [34][.0-9]* is spent; .*udpfl budget set"
+    r"udpfl: error: north, south: the budget in site\.sqlite is too small for this run; nothing "
+    r"was trained\. north has ε = 4 at δ = 1e-05, of which ε = [34][.0-9]* is spent; "
+    r".*udpfl budget set"
 )
 
 
@@ -111,7 +112,7 @@ def test_a_walk_through_the_command_line(place, udpfl_):
     table(place / "patients.csv", seed=9)
     code, _, err = train(udpfl_, "data.block=2026-Q3")
     assert code == 2
-    assert "nobody has said that the records of north in the block '2026-Q3'" in err
+    assert "the ledger has no block '2026-Q3' of north" in err
     add = ("budget", "block", "add", "site.sqlite", "all", "2026-Q3", "--reason", "new patients")
     code, _, err = udpfl_(*add)
     assert code == 2
@@ -142,7 +143,7 @@ def test_a_higher_budget_trains_again_and_history_tells_why(place, udpfl_):
     higher = ("budget", "set", "site.sqlite", "all", "--epsilon", "6", "--delta", "1e-5")
     code, _, err = udpfl_(*higher)
     assert code == 2
-    assert "is needed where a budget rises: north has ε = 4" in err
+    assert "is needed to raise a budget: north has ε = 4" in err
     assert udpfl_(*higher, "--reason", "ethics vote", "--by", "Ada")[0] == 0
     assert train(udpfl_, "out=second", "privacy.epsilon=2")[0] == 0
     with Ledger(place / "site.sqlite") as ledger:
@@ -242,7 +243,7 @@ def test_the_same_people_get_no_second_budget_by_another_column(place, udpfl_):
     code, _, err = train(udpfl_, *ward)
     assert code == 2
     assert re.search(
-        r"privacy\.ledger: x is new there, and its records may have been at north in an earlier",
+        r"privacy\.ledger: x is new in this ledger, and its records may have been charged to north",
         err,
     ), err
     assert len(releases(udpfl_)) == 2

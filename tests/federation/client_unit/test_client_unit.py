@@ -198,5 +198,5 @@ def test_the_report_speaks_of_the_client(federate):
     result, _ = federate({"epsilon": 2.0})
     page = (result.folder / "report.html").read_text()
     assert "whether a client with all its records was there" in page
-    assert "which has twice the ε" in page
+    assert "which costs twice the ε" in page
     assert "whether a record was there" not in page

@@ -258,7 +258,7 @@ def test_nothing_but_the_noisy_update_leaves_a_training_of_whole_clients(tmp_pat
         "training": {"rounds": 2, "algorithm": f"{__name__}:{method.__name__}"},
         "privacy": {"unit": "client", "delta": 1e-3, "mechanism": "gaussian", "epsilon": 1.0},
     }  # fmt: skip
-    with pytest.raises(Unsupported, match="depends on gradients that have no noise"):
+    with pytest.raises(Unsupported, match="depends on gradients without noise"):
         udpfl.run(settings, data=blobs(), model=linear())
     settings["privacy"]["unit"] = "record"  # where every gradient has its noise
     settings["out"] = str(tmp_path / "records")
@@ -443,7 +443,7 @@ class SendsTheShared(FedAvg):
 
 
 def test_what_was_sent_is_what_is_compared():
-    with pytest.raises(Unsupported, match="depends on gradients that have no noise"):
+    with pytest.raises(Unsupported, match="depends on gradients without noise"):
         trained_together(SendsTheShared(ServerStep()), [20])
 
 

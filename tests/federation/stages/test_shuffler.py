@@ -292,5 +292,5 @@ def test_a_lonely_message_is_pointed_out(caplog):
         for round_ in (3, 4):
             shuffler.receive(round_, {}, messages(1))
     assert [record.getMessage() for record in caplog.records] == [
-        "round 3 has a single message: no shuffler can hide its sender"
+        "round 3 has a single message: the shuffler cannot hide its sender"
     ]

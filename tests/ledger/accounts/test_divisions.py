@@ -59,7 +59,7 @@ def test_records_do_not_move_while_a_run_is_going_to_spend(ledger):
     ledger.give_back("first", reason="dead")
     divided(ledger, {"a": "3", "b": "4"})
     assert ledger.spent(accounts["b"]) == Composed([Repeated(STEP, 4)])
-    with pytest.raises(BudgetExceeded, match="somebody freed it"):
+    with pytest.raises(BudgetExceeded, match="its reservation was freed"):
         ledger.commit([charge(accounts["a"], 2, STEP)])
     assert ledger.refusals("first", {accounts["a"]: STEP}).keys() == {accounts["a"]}
 
@@ -67,7 +67,7 @@ def test_records_do_not_move_while_a_run_is_going_to_spend(ledger):
 def test_a_client_that_may_have_held_the_records_has_to_be_there(ledger):
     accounts = divided(ledger, {"a": "1", "b": "2"})
     ledger.commit([charge(accounts["b"], 0, TENTH)])
-    with pytest.raises(LedgerError, match="b, which may have held them, is not here"):
+    with pytest.raises(LedgerError, match="b, which may have held them, is not in this run"):
         divided(ledger, {"a": "3"})
 
 

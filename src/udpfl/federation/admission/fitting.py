@@ -77,16 +77,17 @@ def _plan_with_more_noise(
         fitted = make_plans(schedule, {**unspent, **{name: pasts[name] for name in short}})
     except Infeasible as error:
         raise BudgetExceeded(
-            f"{list_names(sorted(short))}: no noise makes this run fit what is left ({error}); "
-            "nothing was trained"
+            f"{list_names(sorted(short))}: no noise makes this run fit the rest of the budget "
+            f"({error}); nothing was trained"
         ) from None
     if still := [own.name for own in fitted if not fits_budget(own, pasts[own.name])]:
         raise BudgetExceeded(
-            f"{list_names(sorted(still))}: the budget does not hold this run, whose noise is not "
-            "planned for a guarantee; nothing was trained"
+            f"{list_names(sorted(still))}: the budget is too small for this run, and its noise is "
+            f"not planned for a guarantee, so it cannot be fitted; nothing was trained"
         )
     log.warning(
-        "%s: more noise, so that the run fits what is left of the budget", list_names(sorted(short))
+        "%s: trains with more noise, so that the run fits the rest of the budget",
+        list_names(sorted(short)),
     )
     return fitted
 
@@ -100,10 +101,12 @@ def _plan_without(
 ) -> list[ReleasePlan]:
     if short == {own.name for own in plans if own.rounds}:
         raise BudgetExceeded(
-            f"no client has enough left for this run: {list_names(sorted(short))}; `udpfl budget "
-            "show` says what was spent, `udpfl budget set` raises a budget"
+            f"no client has enough budget left for this run: {list_names(sorted(short))}; `udpfl "
+            "budget show` prints what was spent, `udpfl budget set` raises a budget"
         )
-    log.warning("without %s: the budget does not hold this run", list_names(sorted(short)))
+    log.warning(
+        "the run begins without %s: the budget is too small for it", list_names(sorted(short))
+    )
     numbers = {number for number, own in enumerate(plans) if own.name in short}
     rest = [tuple(client for client in chosen if client not in numbers) for chosen in schedule]
     return make_plans(rest, unspent)

@@ -76,20 +76,23 @@ def read_pasts(privacy: PrivacyConfig, path: Path, holding: Holding) -> Known:
     }
     if not path.is_file():
         if holding.block:
-            raise InvalidInput("data.block", f"there is no ledger {str(path)!r} that knows blocks")
+            raise InvalidInput(
+                "data.block",
+                f"there is no ledger {str(path)!r}: a block is added to an existing ledger",
+            )
         return Known(pasts)
     unfinished: dict[str, None] = {}
     with Ledger(path, read_only=True) as ledger:
         if problems := ledger.verify():
-            raise LedgerError(f"the ledger is not sound, nothing is charged to it: {problems[0]}")
+            raise LedgerError(f"the ledger is not sound, so nothing was charged: {problems[0]}")
         holding.require_accounts(ledger)
         for name in holding.names:
             if (known := ledger.account_of(name, holding.block)) is not None:
                 rule = ledger.filter(known)
                 if rule is None:
                     raise LedgerError(
-                        f"{path} is the ledger of one run and not for others: let privacy.ledger "
-                        "name a file that does not exist yet, or a ledger that runs share"
+                        f"{path} belongs to one run and cannot be shared: set privacy.ledger to a "
+                        f"file that does not exist yet, or to a shared ledger"
                     )
                 unfinished |= dict.fromkeys(ledger.unfinished(known))
                 budget, held = ledger.budget(known), ledger.held(known)
@@ -112,7 +115,7 @@ def require_apart(holding: Holding) -> None:
         holding.names, holding.fingerprints, holding.sizes, strict=True
     ):
         if size and (other := holders.setdefault(fingerprint, name)) != name:
-            raise InvalidInput("data", f"{other} and {name} hold the very same records")
+            raise InvalidInput("data", f"{other} and {name} hold exactly the same records")
 
 
 def require_alike(plans: Sequence[ReleasePlan]) -> None:
@@ -121,7 +124,7 @@ def require_alike(plans: Sequence[ReleasePlan]) -> None:
     if len({event and event_to_json(event) for event in events}) > 1:
         raise BudgetExceeded(
             "records of this data set may be at other clients than in earlier runs on this ledger "
-            "(another seed or partition): every client takes over the largest spending among them "
-            "and pays the largest plan of this run, so all have to have the same plan, and here "
-            "they differ; nothing was trained"
+            "(another seed or partition). Every client then takes over the largest spending of all "
+            "clients and pays for the largest plan of this run, so all clients need the same plan, "
+            "but their plans differ; nothing was trained"
         )

@@ -33,8 +33,8 @@ def fits_budget(own: ReleasePlan, past: Past) -> bool:
     except Unsupported as error:
         raise Unsupported(
             f"{own.name}: {error}. Its budget in the ledger is at δ = {past.budget.delta:g}, "
-            "whatever privacy.delta says: choose noise that keeps such a budget, or name another "
-            "ledger"
+            "and privacy.delta does not change that: choose noise that can keep such a budget, or "
+            "another ledger"
         ) from None
 
 
@@ -60,22 +60,22 @@ def explain_refusal(
         ]
     spent = account(past.held, budget.delta, past.rule).epsilon if past.held else 0.0
     said = [
-        f"{list_names(sorted(short))}: the budget in {privacy.ledger} does not hold this run; "
+        f"{list_names(sorted(short))}: the budget in {privacy.ledger} is too small for this run; "
         f"nothing was trained. {own.name} has ε = {budget.epsilon:g} at δ = {budget.delta:g}, of "
         f"which ε = {shown(spent)} is spent{' or reserved' if known.unfinished else ''}",
-        f"{' or '.join(offers)} would fit" if offers else "nothing of it would fit",
+        f"{' or '.join(offers)} would fit" if offers else "no part of this run would fit",
         "`udpfl budget set` raises a budget, with a reason on record",
     ]
     if known.have_moved:
         said.insert(
             1,
             "records may have moved between clients (another seed or partition), so every client "
-            "goes on with the largest spending among them",
+            "continues with the largest spending of all clients",
         )
     if known.unfinished:
         said.append(
-            f"{', '.join(known.unfinished)} may still spend what it reserved: go on with it "
-            "(--resume), or give it back (`udpfl budget free`)"
+            f"{', '.join(known.unfinished)} may still spend what it reserved: continue it "
+            "(--resume), or free the reservation (`udpfl budget free`)"
         )
     return "; ".join(said)
 
@@ -123,6 +123,6 @@ def _more_noise(
     if needed > _MOST_NOISE * wanted:  # nothing would be learned
         return []
     return [
-        f"{own.rounds} rounds at noise {needed:.3g} in place of {wanted:.3g} "
+        f"{own.rounds} rounds with noise {needed:.3g} instead of {wanted:.3g} "
         '(privacy.exhausted = "fit")'
     ]

@@ -30,7 +30,7 @@ def admit(
         _begin(settings, ledger, begun.run, begun.folder.path)
         accounts = _reserved(settings, ledger, begun.run, holding, begun.plans, claimed)
     if ledger.is_new and begun.has_shared_ledger:
-        log.warning("charges go to %s (new): no run has used this ledger before", begun.ledger)
+        log.warning("charges go to the new ledger %s: no run has used it before", begun.ledger)
     return accounts
 
 

@@ -22,30 +22,32 @@ def require_charges(begun: Begun, holding: Holding) -> None:
     if checkpoint is None and last[0] == 0:  # it never got to begin
         return
     if not path.is_file():
-        raise LedgerError(f"{path}, the ledger of {folder.path}, is not there: it cannot go on")
+        raise LedgerError(
+            f"{path}, the ledger of {folder.path}, is missing: the run cannot be resumed"
+        )
     with Ledger(path, read_only=True) as ledger:
         for number, chain in {last, *(() if checkpoint is None else (checkpoint.head,))}:
             if not ledger.holds(number, chain):
                 raise LedgerError(
-                    f"charge {number}, which {folder.path} ended with, is not in its ledger: this "
-                    "is another ledger, or one that was restored from a backup. What was charged "
-                    "since is missing, so the run cannot go on"
+                    f"charge {number}, the last one of {folder.path}, is not in its ledger: this "
+                    f"is another ledger, or one that was restored from a backup. Later charges are "
+                    f"missing, so the run cannot be resumed"
                 )
         if problems := ledger.verify(events=False):
-            raise LedgerError(f"the ledger is not sound, nothing is charged to it: {problems[0]}")
+            raise LedgerError(f"the ledger is not sound, so nothing was charged: {problems[0]}")
         sealed = ledger.sealed(begun.run).begun_with or {}  # earlier versions sealed nothing
         found = digests(folder.path, sealed)
         for name in sealed:
             if found.get(name) != sealed[name]:
                 raise InvalidInput(
                     "resume",
-                    f"{name} is not the file that the run began with: a run goes on as it was "
-                    "begun, or a new one is begun",
+                    f"{name} is not the file that the run began with: restore that file, or begin "
+                    "a new run",
                 )
         charged = ledger.data_of(begun.run)
         for name, fingerprint in holding.parts.items():
             account = ledger.account_of(name, holding.block)
             if account is not None and charged.get(account, fingerprint) != fingerprint:
                 raise InvalidInput(
-                    "resume", f"the records of {name} are not those that the run was charged for"
+                    "resume", f"the records of {name} are not those for which the run was charged"
                 )

@@ -25,16 +25,16 @@ def require_same_unit(privacy: PrivacyConfig, pasts: Mapping[str, Past]) -> None
         if unit != privacy.unit:
             raise InvalidInput(
                 "privacy.unit",
-                f"the account of {name} in {privacy.ledger} was charged for {_HIDDEN[unit]}, and "
-                f"this run is to hide {_HIDDEN[privacy.unit]}: the two cannot be added up. Set "
-                f'privacy.unit = "{unit}", or name another ledger',
+                f"the account of {name} in {privacy.ledger} was charged for {_HIDDEN[unit]}, but "
+                f"this run hides {_HIDDEN[privacy.unit]}: the two cannot be added up. Set "
+                f'privacy.unit = "{unit}", or use another ledger',
             )
         if neighbours != "add-remove":
             raise InvalidInput(
                 "privacy.ledger",
                 f"the account of {name} in {privacy.ledger} was charged for a {unit} that is "
-                f"replaced, and a run is charged for a {unit} that is added or removed: the two "
-                "cannot be added up. Name another ledger",
+                f"replaced, but a run is charged for a {unit} that is added or removed: the two "
+                "cannot be added up. Use another ledger",
             )
 
 
@@ -45,6 +45,6 @@ def tell_of_deltas(privacy: PrivacyConfig, pasts: Mapping[str, Past]) -> None:
     others = [name for name, delta in held.items() if delta != configured[name]]
     if others:
         log.warning(
-            "the budget of %s in %s is at δ = %g: that is what counts, not privacy.delta",
+            "the budget of %s in %s is at δ = %g: this δ counts, not privacy.delta",
             *(list_names(others), privacy.ledger, held[others[0]]),
         )

@@ -54,7 +54,9 @@ class Shuffler(Stage):
         """The same messages without names, in a new order."""
         if len(messages) == 1 and not self._warned:
             self._warned = True
-            log.warning("round %d has a single message: no shuffler can hide its sender", round_)
+            log.warning(
+                "round %d has a single message: the shuffler cannot hide its sender", round_
+            )
         return [_anonymous(messages[place]) for place in self._order(round_, len(messages))]
 
     def sort(self, messages: Sequence[ClientMessage]) -> list[ClientMessage]:

@@ -15,12 +15,12 @@ from udpfl.runs.names import BEGUN_WITH, ENDED_WITH
 from udpfl.runs.schema import Summary
 
 _NOT_SEALED = (
-    "an earlier version of udpfl wrote this folder and sealed none of its files: whether they were "
-    "edited since cannot be told"
+    "an earlier version of udpfl wrote this folder and sealed none of its files: it is not known "
+    "whether they were edited since"
 )
 
 
-def untied(ledger: Ledger, files: RunFiles) -> Iterator[Difference]:
+def mismatches(ledger: Ledger, files: RunFiles) -> Iterator[Difference]:
     """What speaks against taking this ledger for that of the run, and these files for its own."""
     sealed = ledger.sealed(files.run)
     yield from _unknown(ledger, files, sealed)
@@ -37,7 +37,7 @@ def untied(ledger: Ledger, files: RunFiles) -> Iterator[Difference]:
 def _unknown(ledger: Ledger, files: RunFiles, sealed: Sealed) -> Iterator[Difference]:
     is_known, is_over = ledger.knows(files.run), files.summary is not None
     if not is_known and (is_over or files.answers):  # else it may not have come to begin
-        yield Difference(f"the ledger knows of no run {files.run}, which run.json names")
+        yield Difference(f"the ledger does not know the run {files.run}, which run.json names")
     if is_known and sealed.begun_with is None:
         yield Difference(_NOT_SEALED, contradicts=False)
 
@@ -60,7 +60,7 @@ def _ended(files: RunFiles, summary: Summary, sealed: Sealed) -> Iterator[Differ
         yield from _edited(files, ENDED_WITH, sealed.ending.files, "ended")
         yield from _ended_otherwise(summary, sealed.ending)
     elif sealed.begun_with is not None:
-        yield Difference("summary.json says that the run ended, and the ledger does not")
+        yield Difference("summary.json says that the run ended, but the ledger does not")
 
 
 def _ended_otherwise(summary: Summary, ending: Ending) -> Iterator[Difference]:
@@ -69,12 +69,12 @@ def _ended_otherwise(summary: Summary, ending: Ending) -> Iterator[Difference]:
         ("decision", summary.decided, ending.decision),
     ):
         if said is None:
-            yield Difference(f"summary.json does not say with which {word} the run ended")
+            yield Difference(f"summary.json does not name the last {word} of the run")
         elif said.number != own:
-            yield Difference(f"the run ended with {word} {own}, and summary.json with {said[0]}")
+            yield Difference(f"the run ended with {word} {own}, but summary.json names {said[0]}")
     for key, own in ending.outcome.items():
         if key not in summary.outcome or summary.outcome[key] != own:
-            yield Difference(f"summary.json has another “{key}” than the run ended with")
+            yield Difference(f"“{key}” in summary.json is not the one with which the run ended")
 
 
 def _not_held(ledger: Ledger, files: RunFiles) -> Iterator[Difference]:
@@ -89,17 +89,17 @@ def _not_held(ledger: Ledger, files: RunFiles) -> Iterator[Difference]:
             else f"another one: its charge {head.number} has another hash"
         )
         yield Difference(
-            f"the ledger does not hold charge {head.number}, the last of this run; it is {which}"
+            f"the ledger does not hold charge {head.number}, the last of this run; this is {which}"
         )
     if decided is not None and not ledger.holds_decision(*decided):
         yield Difference(
             f"the ledger does not hold decision {decided.number}, the last before this run ended: "
-            "what was decided about budgets was taken back, or it is an older copy"
+            "decisions about budgets were removed, or it is an older copy"
         )
     stamp = files.stamp
     # A model that claims nothing names no charge, either.
     if summary and stamp and stamp.is_claim and stamp.head != head:
-        yield Difference("summary.json and the header of the model end with different charges")
+        yield Difference("summary.json and the header of the model name different last charges")
 
 
 def _not_charged(ledger: Ledger, files: RunFiles) -> Iterator[Difference]:
@@ -111,11 +111,11 @@ def _not_charged(ledger: Ledger, files: RunFiles) -> Iterator[Difference]:
         return
     if head.number == 0 and files.answers:
         yield Difference(
-            f"summary.json says that nothing was charged, and metrics.jsonl has {files.answers} "
+            f"summary.json says that nothing was charged, but metrics.jsonl has {files.answers} "
             "answers of clients"
         )
     if (last := ledger.last_charge(files.run)) > head.number:
         yield Difference(
-            f"the run was charged up to charge {last}, and its summary ends with charge "
+            f"the last charge of the run is {last}, but its summary ends with charge "
             f"{head.number}: it leaves releases out"
         )

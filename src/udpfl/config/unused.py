@@ -1,7 +1,7 @@
-"""Keys that count only beside another one, so that none is set and quietly ignored.
+"""Keys that have an effect only when another key has certain values.
 
-A configuration that was written out holds every key, and one that is at its default asks for
-nothing: only a value that somebody changed can be idle.
+A key that is set and has no effect is refused. A key at its default is never refused, because a
+configuration that was written by `dump` holds every key.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Need:
-    """The key of the same section that decides, and the values of it that make use of this one."""
+    """The other key of the same section, and the values of it for which this key has an effect."""
 
     key: str
     values: tuple[str, ...] = ()
-    """Empty where any value does, as long as there is one."""
+    """Empty: any value, as long as the other key is set."""
 
     def met(self, section: Mapping[str, Any]) -> bool:
-        """Whether the section makes use of the key."""
+        """Whether the key has an effect in this section."""
         value = section[self.key]
         return value in self.values if self.values else value is not None
 
@@ -41,16 +41,16 @@ NEEDS: dict[str, dict[str, Need]] = {
 }
 
 
-def idle(
+def unused_keys(
     name: str, section: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
-    """The keys of a section that were changed to no effect, in full, and what each one needs."""
+    """The full names of keys that were changed and have no effect, each with what it needs."""
     for key, need in NEEDS.get(name, {}).items():
         if section[key] == defaults[key] or need.met(section):
             continue
         other = f"{name}.{need.key}"
         wanted = " or ".join(f'"{value}"' for value in need.values)
-        why = f"is {wanted}, and it is {section[need.key]!r}" if wanted else "is set"
-        rest = "out" if defaults[key] is None else f"at {defaults[key]!r}"
-        use = f"{section[key]!r} has no use unless {other} {why}"
-        yield f"{name}.{key}", f"{use}; do that, or leave it {rest}"
+        why = f"is {wanted}, but it is {section[need.key]!r}" if wanted else "is set"
+        rest = "remove it" if defaults[key] is None else f"leave it at {defaults[key]!r}"
+        use = f"{section[key]!r} has no effect unless {other} {why}"
+        yield f"{name}.{key}", f"{use}; change {other}, or {rest}"

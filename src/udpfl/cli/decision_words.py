@@ -1,4 +1,4 @@
-"""What people decide about budgets, in words."""
+"""Decisions about budgets, described in a few words."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from udpfl.ledger.decisions import Decision
 
 
-def described_change(change: Decision, folders: Mapping[str, str]) -> str | None:
+def describe_decision(change: Decision, folders: Mapping[str, str]) -> str | None:
     """A decision in a few words; None for what only the ledger itself needs."""
     content = change.content
     run = folders.get(content.get("run", ""), content.get("run", ""))
@@ -17,13 +17,15 @@ def described_change(change: Decision, folders: Mapping[str, str]) -> str | None
         case "data":
             return f"data {content['fingerprint'][:8]}"
         case "block":
-            return f"block {content['block']} of {content['client']}: nobody in it is in another"
+            return (
+                f"block {content['block']} of {content['client']}: its people are in no other block"
+            )
         case "client":
-            return f"{content['client']} joins: nobody whose record it holds is at another client"
+            return f"{content['client']} joins: its people are at no other client"
         case "reserve":
             return f"{sum(content['totals'].values()):,} releases reserved for {run}"
         case "give back":
-            return f"the rest of {run} given back"
+            return f"reservation of {run} freed"
         case "take over":
             taken = sum(content["totals"].values())
             return f"takes over {taken:,} releases, because records may have moved"

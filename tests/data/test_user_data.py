@@ -91,7 +91,7 @@ def test_a_path_is_a_table(tmp_path):
     path.write_text(HOSPITALS)
     data = as_dataset(path, options={"target": "dose", "by": ["site", "ill"]}, task="regression")
     assert (data.name, data.task, len(data.test)) == ("own", "regression", 1)
-    with refused("fraction or a count", "data.test"):
+    with refused("fraction or a number of rows", "data.test"):
         as_dataset(path, test=(X, Y), options={"target": "ill"})
     with refused("`by`", "data.options"):
         as_dataset(path, classes=3, options={"target": "ill"})

@@ -1,7 +1,7 @@
-"""What a run that has not finished has spent so far: read from its ledger, which never lags.
+"""What the clients of an unfinished run have spent, read from its ledger.
 
-The metrics know an epsilon of evaluated rounds only, and charges are made in every round. So the
-ledger is asked, or no number is stated at all.
+The ledger is up to date in every round; the metrics have an epsilon for evaluated rounds only. If
+the ledger cannot answer, no number is stated.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from udpfl.ledger.spending import accounted
 from udpfl.runs.schema import ClientRow, RoundRow
 
 
-def spent_so_far(
+def spent_by_unfinished(
     path: Path,
     run: str,
     clients: Sequence[ClientRow],
@@ -68,5 +68,5 @@ def _of_account(
 
 def _delta(client: ClientRow) -> float:
     if (delta := client.stated_delta) is None:
-        raise LedgerError(f"{client.name} has no delta, at which its spending could be stated")
+        raise LedgerError(f"{client.name} has no delta, so its spending cannot be stated")
     return float(delta)

@@ -1,7 +1,7 @@
-"""What one event out of each of several sets costs together, whichever it is of each.
+"""An upper bound on the cost of one event out of each of several sets of alternatives.
 
-A record that is dealt to another client in every run pays what some client pays in each of them,
-and nobody has to know which clients those were.
+In every run a record may be dealt to another client. It pays what that client pays, so the events
+of all clients of a run are alternatives; the bound holds without knowing which client it was.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MOST = 64
 """Combinations that are accounted one by one; above that, divergences are bounded order by order"""
 
 
-def account_whichever(sets: Sequence[Sequence[Event]], delta: float) -> PrivacyStatement:
+def account_alternatives(sets: Sequence[Sequence[Event]], delta: float) -> PrivacyStatement:
     """The largest cost of any composition with one event out of each set, accounted at once.
 
     Guarantee: an upper bound for every such composition. Of many, the Rényi divergence at order a

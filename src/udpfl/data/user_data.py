@@ -68,7 +68,7 @@ def as_dataset(
     """
     if isinstance(data, DataSet):
         if test is not None:
-            raise InvalidInput("data.test", "a DataSet brings its own test records")
+            raise InvalidInput("data.test", "must not be set: a DataSet has its own test records")
         return data
     amount = 0.2 if test is None else test
     if isinstance(data, (str, Path)):
@@ -80,7 +80,9 @@ def as_dataset(
     if options:
         raise InvalidInput("data.options", f"only a table takes options, got {sorted(options)}")
     if columns and isinstance(data, list):
-        raise InvalidInput("data.columns", "data that comes per client is not partitioned again")
+        raise InvalidInput(
+            "data.columns", "data with one entry per client is not partitioned again"
+        )
     return _from_arrays(data, amount, task, name, classes, columns or {}, seed)
 
 
@@ -130,7 +132,7 @@ def _table(
     path: str | Path, test: Any, task: Task | None, seed: int, options: Mapping[str, Any]
 ) -> DataSet:
     if not _is_amount(test):
-        raise InvalidInput("data.test", "a table holds out a fraction or a count of its rows")
+        raise InvalidInput("data.test", "must be a fraction or a number of rows for a table")
     settings = {**options, "path": path, **({"task": task} if task else {})}
     return table.load(seed=seed, directory=None, test=test, options=settings)
 
@@ -210,7 +212,7 @@ def _refuse_batches(data: Any) -> None:
     if hasattr(data, "dataset") and hasattr(data, "batch_sampler"):
         if isinstance(rate, Real):  # Opacus' DPDataLoader draws as it should, but out of our sight
             reason = (
-                "draws its own batches, and the draws that are accounted are made here: hand over "
+                "draws batches itself, but only batches drawn by udpfl can be accounted: hand over "
                 f"loader.dataset and set training.sampling_rate to {rate:g}"
             )
         else:
@@ -224,8 +226,8 @@ def _refuse_batches(data: Any) -> None:
     if "IterableDataset" in kinds or (streams and not hasattr(data, "__getitem__")):
         raise InvalidInput(
             "data",
-            f"a {type(data).__name__} is a stream, in which no record can be drawn at random: hand "
-            "over the records themselves, as (inputs, targets) or a map-style data set",
+            f"a {type(data).__name__} is a stream, from which records cannot be drawn at random: "
+            "pass the records themselves, as (inputs, targets) or a map-style data set",
         )
 
 
@@ -258,7 +260,7 @@ def _array(values: Any, part: str) -> Array:
         tensor = hasattr(values, "detach")
         array = np.asarray(values.detach().cpu().numpy() if tensor else values)
     except (TypeError, ValueError) as error:
-        raise InvalidInput(f"data.{part}", f"cannot be made an array: {error}") from None
+        raise InvalidInput(f"data.{part}", f"cannot be converted to an array: {error}") from None
     if array.dtype.kind not in "iubf":
         raise InvalidInput(
             f"data.{part}", f"must be an array of real numbers, got dtype {array.dtype}"
