@@ -57,7 +57,7 @@ def plan_within(
             )
         )
     if short and privacy.exhausted == "fit":
-        plans = _plan_with_more_noise(plans, pasts, unspent, short, schedule, make_plans)
+        plans = _plan_with_more_noise(pasts, unspent, short, schedule, make_plans)
     elif short:
         plans = _plan_without(plans, unspent, short, schedule, make_plans)
     if known.have_moved:
@@ -66,7 +66,6 @@ def plan_within(
 
 
 def _plan_with_more_noise(
-    plans: Sequence[ReleasePlan],
     pasts: Mapping[str, Past],
     unspent: Mapping[str, Past],
     short: set[str],
