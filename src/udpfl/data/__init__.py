@@ -55,6 +55,7 @@ def load(
 
     Raises:
         InvalidInput: The name or an option is not known, or the files are not there or not right.
+        MissingExtra: The package that brings the data, or reads it, is not installed.
 
     Example:
         >>> from pathlib import Path

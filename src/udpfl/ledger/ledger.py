@@ -38,6 +38,7 @@ class Ledger(LedgerReader):
         read_only: Never write to it; the file has to exist.
 
     Raises:
+        InvalidInput: The path cannot hold a ledger, or there is none to read.
         LedgerError: The file cannot be read or written, or is no ledger.
 
     Example:
