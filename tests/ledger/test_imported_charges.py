@@ -270,7 +270,7 @@ def test_the_command_takes_events_beyond_the_budget(capsys, filled, tmp_path):
         capsys, "budget", "import", filled, "bob", "--events", tmp_path / "one.json"
     )
     assert code == 0
-    assert "more than its budget ε = 3; it trains no more" in said
+    assert "exceeds its budget ε = 3; it trains no more" in said
 
 
 def test_all_data_of_a_client_is_charged_to_its_one_account(capsys, filled, tmp_path):
@@ -336,7 +336,7 @@ def test_the_command_charges_a_budget_at_delta_zero(capsys, filled, tmp_path):
     start = ("budget", "import", filled, "alice", "--opacus", tmp_path / "history.json")
     code, said = command(capsys, *start)
     assert (code, "now (ε = inf, δ = 0)" in said) == (0, True), said
-    assert "more than its budget ε = 1; it trains no more" in said
+    assert "exceeds its budget ε = 1; it trains no more" in said
     code, said = command(capsys, "budget", "show", filled, "--client", "alice")
     assert (code, "no pure-DP guarantee" in said) == (0, True), said
 
