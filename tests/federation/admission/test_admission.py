@@ -282,7 +282,7 @@ def test_a_list_takes_over_what_a_divided_set_has_spent(tmp_path):
 
 
 def test_two_clients_with_the_very_same_records_are_refused(tmp_path):
-    with pytest.raises(InvalidInput, match="client-0 and client-1 hold the very same records"):
+    with pytest.raises(InvalidInput, match="client-0 and client-1 hold exactly the same records"):
         udpfl.run(
             settings(tmp_path, "run", clients=2), data=[blobs(), blobs()], test=blobs(9),
             model=nn.Linear(4, 2),
