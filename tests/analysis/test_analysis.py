@@ -339,7 +339,7 @@ def test_only_records_that_no_client_of_either_run_held_are_used(runs):
     plain = Trained.of(runs["plain"])
     training, measuring, words = _records(plain, plain)
     assert len(training) == len(measuring) == 500
-    assert "not untouched" in words
+    assert "was used for training" in words
 
 
 def test_the_words_say_why_public_records_were_not_used(runs, monkeypatch):
@@ -349,12 +349,14 @@ def test_the_words_say_why_public_records_were_not_used(runs, monkeypatch):
     neither = between_runs._records(plain, plain)[2]
     assert neither.endswith(f"{runs['plain']} set no public records aside (data.public is 0).")
     second = between_runs._records(plain, a)[2]
-    assert f"those of {runs['a']} are not used: name it first" in second
+    assert f"those of {runs['a']} are used only if it is named first" in second
     found = len(between_runs._records(a, b)[0])
     monkeypatch.setattr(between_runs, "_FEWEST", found + 1)
     monkeypatch.setattr(between_runs, "_free", _at_least(between_runs._free, found + 1))
     few = between_runs._records(a, b)[2]
-    assert f"Of the {len(a.public)} public records of {runs['a']} {found} were no client's" in few
+    assert (
+        f"Of the {len(a.public)} public records of {runs['a']} {found} belong to no client" in few
+    )
     assert f"{found + 1} are needed" in few
 
 

@@ -264,7 +264,7 @@ def test_more_trials_catch_milder_violations():
 def test_too_few_trials_are_admitted():
     verdict = audit_releases(Releases(Laplace(0.1), np.array([1.0])), 10.0, 0.0, trials=200)
     assert verdict.caught.scale is None
-    assert "no part of the claimed noise" in str(verdict.caught)
+    assert "no fraction of the claimed noise" in str(verdict.caught)
     assert verdict.to_dict()["power"]["scale"] is None
 
 

@@ -254,7 +254,7 @@ COPY = (
           "UPDATE charges SET id = 4 WHERE id = 100"], "the hash of charge 3 does not"),
         ([COPY.format(20) + " FROM charges WHERE id = 19"], "the hash of charge 20 does not"),
         (["DELETE FROM charges WHERE id = 19",
-          "UPDATE sqlite_sequence SET seq = 17 WHERE name = 'charges'"], "added behind the ledger"),
+          "UPDATE sqlite_sequence SET seq = 17 WHERE name = 'charges'"], "not added by the ledger"),
         (["UPDATE outbox SET message = x'00' WHERE round = 3 AND account = 1"],
          "run run, account 1, round 3 is not the one that was stored"),
         (["UPDATE outbox SET digest = '' WHERE round = 0"], "has no digest"),
@@ -265,7 +265,7 @@ COPY = (
         (["DELETE FROM accounts WHERE id = 1"], "a budget is of account 1, which does not exist"),
         (["DELETE FROM accounts WHERE id = 3"], "of account 3, which does not exist"),
         (["DELETE FROM runs WHERE id = 'second'"], "of run second, which does not exist"),
-        (["DELETE FROM meta"], "the ledger cannot be asked"),
+        (["DELETE FROM meta"], "the ledger cannot be opened"),
     ],
 )  # fmt: skip
 def test_every_change_is_found(used, edit, problem):

@@ -417,7 +417,7 @@ def test_no_run_is_trained_where_nothing_is_claimed_of_a_record(tmp_path, caplog
         "client-0 as a whole, 2 rounds",
         "client-0, rounding of the noise",
     }
-    assert "claims nothing of one" in caplog.text
+    assert "implies nothing for one record" in caplog.text
     (tmp_path / "empty").mkdir()
     code, _, err = command(capsys, "audit", "run", tmp_path / "empty")
     assert code == 2

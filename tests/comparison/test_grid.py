@@ -137,6 +137,6 @@ def test_what_only_some_cells_make_use_of_changes_those_alone():
     off = grid_of(load(), {"mechanism": ["none", "laplace"], "pace_ratio": [2.0]}, 1)
     assert not off.cells[0].config.privacy.enabled
     for vary in ({"pace_ratio": [2.0, 4.0]}, {"pace_ratio": [4.0], "pace": ["uniform"]}):
-        with pytest.raises(InvalidInput, match=r"no use unless privacy\.pace is") as refused:
+        with pytest.raises(InvalidInput, match=r"no effect unless privacy\.pace is") as refused:
             grid_of(load(), vary, 1)
         assert refused.value.parameter == "privacy.pace_ratio"

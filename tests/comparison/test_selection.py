@@ -358,7 +358,7 @@ def test_a_grid_that_was_changed_later_counts_all_its_runs_and_presumes_nothing(
     assert only_total(later).privacy.epsilon == pytest.approx(gaussian(noise, 1e-5), rel=2e-3)
     text = visible(later.report.read_text())
     assert f"all 3 runs on the same records, {IF_FIXED}, together cost" in text
-    assert "Counted are also 2 runs of earlier grids here." in text
+    assert "This includes 2 runs of earlier grids in this folder." in text
     # Nor does it become known by asking again.
     assert not udpfl.compare(BASE, vary={"epsilon": [2, 8]}, seeds=1, out="grid").selection.fixed
     index = Path("grid/comparison.json")

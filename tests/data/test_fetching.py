@@ -85,7 +85,7 @@ def test_a_broken_transfer_is_told_and_goes_on_where_it_stopped(
     fetch_it = ["fetch", "mnist", "--data-dir", tmp_path, "--source", server.address]
     code, _, err = command(capsys, *fetch_it)
     assert code == 2
-    assert "127.0.0.1 broke off after 100,000 of 768,000 bytes" in err
+    assert "127.0.0.1 closed the connection after 100,000 of 768,000 bytes" in err
     assert everything_in(tmp_path) == ["set/digits.gz.part"]
     server.cut = None
     assert command(capsys, *fetch_it)[0] == 0

@@ -47,7 +47,7 @@ def test_integer_labels_sort_as_numbers(tmp_path):
     stated = read(tmp_path, text, target="y", by=None, labels=[10, 2, 9, 77])
     assert stated.classes == 4
     assert rows(stated) == {(10,): 0, (2,): 1, (9,): 2}
-    with refused("row 2: '9' is not among", "data.options.labels"):
+    with refused("row 2: '9' is not one of", "data.options.labels"):
         read(tmp_path, text, target="y", by=None, labels=[10, 2])
 
 

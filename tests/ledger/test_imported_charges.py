@@ -270,7 +270,7 @@ def test_the_command_takes_events_beyond_the_budget(capsys, filled, tmp_path):
         capsys, "budget", "import", filled, "bob", "--events", tmp_path / "one.json"
     )
     assert code == 0
-    assert "more than its budget ε = 3; it trains no more" in said
+    assert "exceeds its budget ε = 3; it trains no more" in said
 
 
 def test_all_data_of_a_client_is_charged_to_its_one_account(capsys, filled, tmp_path):
@@ -286,7 +286,7 @@ def test_all_data_of_a_client_is_charged_to_its_one_account(capsys, filled, tmp_
         assert (code, "must be 32 hexadecimal digits" in said) == (2, True), said
     for client in ("alice", "carol"):
         code, said = charge(client, "--fingerprint", "b" * 32)
-        assert (code, "known as bob" in said) == (2, True), said
+        assert (code, "knows this data as bob" in said) == (2, True), said
     with Ledger(filled, read_only=True) as opened:  # nothing was opened or noted by mistake
         assert [found.client for found in opened.accounts()] == ["alice", "bob"]
         assert opened.versions(opened.account_of("alice")) == [DATA]
@@ -336,7 +336,7 @@ def test_the_command_charges_a_budget_at_delta_zero(capsys, filled, tmp_path):
     start = ("budget", "import", filled, "alice", "--opacus", tmp_path / "history.json")
     code, said = command(capsys, *start)
     assert (code, "now (ε = inf, δ = 0)" in said) == (0, True), said
-    assert "more than its budget ε = 1; it trains no more" in said
+    assert "exceeds its budget ε = 1; it trains no more" in said
     code, said = command(capsys, "budget", "show", filled, "--client", "alice")
     assert (code, "no pure-DP guarantee" in said) == (0, True), said
 
@@ -375,7 +375,7 @@ def test_a_client_that_spent_its_budget_elsewhere_does_not_train(tmp_path):
         for one in (first, second):
             ledger.set_budget(one.id, Budget(30.0, 1e-5), reason="for two runs")
         ledger.import_charge(first.id, Repeated(gaussian(0.5), 100), source="elsewhere")
-    with pytest.raises(BudgetExceeded, match=f"^{first.client}: the budget in .* nothing of it"):
+    with pytest.raises(BudgetExceeded, match=f"^{first.client}: the budget .* no part of this run"):
         train("refused")
     assert not (tmp_path / "refused").exists()
     again = train("b", "skip")

@@ -63,7 +63,7 @@ def test_the_last_budget_counts_and_all_stay_on_record(ledger, path):
 
 def test_a_run_may_be_resumed_but_not_turned_into_another(ledger):
     begin(ledger)
-    with pytest.raises(InvalidInput, match="was begun with entropy randomness and vector"):
+    with pytest.raises(InvalidInput, match="began with entropy randomness and vector"):
         begin(ledger, randomness="seeded")
     alice = ledger.account("alice", "aa")
     with pytest.raises(InvalidInput, match="has not begun"):

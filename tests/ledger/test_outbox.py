@@ -23,7 +23,7 @@ def test_a_repeated_request_gets_the_same_bytes(ledger, path):
     with Ledger(path, read_only=True) as elsewhere:
         assert elsewhere.message("run", alice, 0) == sent
         assert elsewhere.state("run", alice) == b"momentum"
-    with pytest.raises(LedgerError, match="answered round 0 of run run already"):
+    with pytest.raises(LedgerError, match="has already answered round 0 of run run"):
         ledger.commit([charge(alice, 0, TENTH, message=b"other")])
     assert ledger.message("run", alice, 0) == sent
     assert counted(path) == (1, 1)

@@ -118,7 +118,7 @@ def test_the_budget_drawn_is_the_one_in_the_ledger(runs, tmp_path):
         assert "The budget in the ledger may differ." in note
         assert "configured budget ε δ" in visible(run_page(read_run(folder)))
 
-    assert "planned for." in budgets_drawn(runs["nominal"].folder)[2]
+    assert "noise was planned." in budgets_drawn(runs["nominal"].folder)[2]
     assert budgets_drawn(runs["nominal"].folder)[1] == "configured budget"
 
 

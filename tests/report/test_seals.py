@@ -116,7 +116,7 @@ def test_another_block_is_found(capsys, place, is_sealed):
     state_of(folder, statements(place, summary_of(folder)["head"][0], block="Q3"))
     reason = "run.json is not the file that the run began with"
     contradicted(
-        capsys, folder, reason if is_sealed else "the run charged client-0, and run.json names the"
+        capsys, folder, reason if is_sealed else "the run charged client-0, but run.json names the"
     )
     if not is_sealed:  # compared with what the run charged, not with the block
         assert "summary.json for client-0 says " in outcome(capsys, folder)[1]

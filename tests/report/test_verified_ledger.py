@@ -164,7 +164,7 @@ def test_against_tells_a_ledger_that_was_rolled_back(capsys, tmp_path):
     code, said = verify(capsys, shared, first, second)
     assert (code, said.strip()) == (
         0,
-        "sound: 6 charges of 3 clients; holds what 2 runs ended with",
+        "sound: 6 charges of 3 clients; holds the last charges of 2 runs",
     )
     assert verify(capsys, backup)[0] == 0
     assert verify(capsys, backup, first)[0] == 0

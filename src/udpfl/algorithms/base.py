@@ -23,8 +23,8 @@ from udpfl.errors import Unsupported
 from udpfl.mechanisms import Mechanism
 
 NOISY_UPDATE = (
-    'The update is a sum of clipped and noised gradients, or with privacy.unit = "client" clipped '
-    "and noised as a whole, and costs what that costs"
+    'The update is a sum of gradients with clip and noise, or with privacy.unit = "client" it gets '
+    "clip and noise as a whole; it costs as much as that noise"
 )
 """What is promised of a client's update, whichever unit is hidden."""
 
@@ -201,9 +201,9 @@ class Algorithm(ABC):
     """Whose presence the noise hides. A method for records works for whole clients as well, where
     privacy.unit asks for that."""
     guarantee: ClassVar[str] = (
-        "Whatever a client sends is computed from its clipped and noised gradients, or with "
-        'privacy.unit = "client" from its update, clipped and noised as a whole, and costs what '
-        "that costs."
+        "Everything that a client sends is computed from gradients with clip and noise, or with "
+        'privacy.unit = "client" from an update that gets clip and noise as a whole; it costs as '
+        "much as that noise."
     )
     """What is promised about a message. The default holds for every method, because records are
     reached through `LocalTraining` only."""

@@ -63,7 +63,7 @@ class Bezier(Algorithm):
     name = "bezier"
     paper = "the UDP-FL paper, its closed-form update; curves of Garipov et al. 2018"
     releases = "update: how far the client moved in its local steps"
-    guarantee = "The curve is made of released models alone and costs nothing on top of them."
+    guarantee = "The curve is computed from released models only, so it costs nothing more."
 
     def __init__(
         self,

@@ -39,11 +39,13 @@ class DpFedAvg(FedAvg):
 
     name = "dp-fedavg"
     paper = "McMahan et al. 2018, Learning differentially private recurrent language models"
-    releases = "update: clipped as a whole, to a trusted server, who lets out one noisy mean"
+    releases = (
+        "update: clipped as a whole, sent to a trusted server, which publishes one noisy mean"
+    )
     unit = "client"
     guarantee = (
-        "Whoever sees the models and not what the server receives learns of a client what noise on "
-        "a sampled sum of clipped updates tells."
+        "Against everyone who sees the models but not the updates that the server receives: one "
+        "client is hidden by the noise on a sampled sum of clipped updates."
     )
     trusts_server = True
 

@@ -60,10 +60,12 @@ class FedMed(Algorithm):
     name = "fedmed"
     paper = (
         "Wu et al. 2020, FedMed: A federated learning framework for language modeling "
-        "(a reading: not all of its formulas could be confirmed)"
+        "(our interpretation: not all of its formulas could be confirmed)"
     )
     releases = "update: how far the client moved in its local steps"
-    guarantee = f"{NOISY_UPDATE}; the server decides by updates alone, never by a loss on records."
+    guarantee = (
+        f"{NOISY_UPDATE}; the server decides from the updates alone, never from a loss on records."
+    )
 
     def __init__(
         self,

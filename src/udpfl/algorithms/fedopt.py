@@ -54,8 +54,8 @@ class _FedOpt(Algorithm):
         self.tau = tau
         if server.learning_rate >= _LARGE:
             log.warning(
-                "training.server_learning_rate = %g is about how far %s moves every weight in one "
-                "round; 0.01 is a better start",
+                "training.server_learning_rate = %g is about the distance by which %s moves every "
+                "weight in one round; 0.01 is a better start",
                 server.learning_rate,
                 self.name,
             )

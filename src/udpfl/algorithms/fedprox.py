@@ -48,9 +48,9 @@ class FedProx(Algorithm):
     paper = "Li et al. 2020, Federated optimization in heterogeneous networks"
     releases = "update: how far the client moved in its local steps"
     guarantee = (
-        "The pull touches no record: it is added to gradients that are clipped and noised already, "
-        'or with privacy.unit = "client" ahead of clip and noise on the update, and costs nothing '
-        "beside them."
+        "The pull uses no record: it is added to gradients that already have clip and noise, or "
+        'with privacy.unit = "client" before the update is clipped and gets noise, so it costs '
+        "nothing more."
     )
 
     def __init__(self, server: ServerStep, *, mu: float = 0.1) -> None:
@@ -64,8 +64,8 @@ class FedProx(Algorithm):
         if terms.local_steps > 1 and self.mu * largest >= 2:
             raise InvalidInput(
                 "training.options.mu",
-                f"{self.mu:g} times the learning rate of {largest:g} is 2 or more: each step would "
-                "be thrown further past the global model than it had strayed",
+                f"{self.mu:g} times the learning rate of {largest:g} is 2 or more: each step "
+                f"would overshoot the global model by more than its distance to it",
             )
         if terms.local_steps == 1 and self.mu:
             # A step from the model that was sent has nothing to be pulled back from.

@@ -40,7 +40,7 @@ class FedSGD(Algorithm):
         if terms.local_steps != 1:
             raise InvalidInput(
                 "training.local_steps",
-                f"fedsgd takes one step a round, got {terms.local_steps}; fedavg takes several",
+                f"fedsgd takes one step per round, got {terms.local_steps}; use fedavg for several",
             )
         super().agree(terms)
 

@@ -65,8 +65,8 @@ class ModeConnectivity(Algorithm):
     paper = "the UDP-FL paper, Algorithm 1; Garipov et al. 2018, Loss surfaces, mode connectivity"
     releases = "update: how far the client moved in its local steps"
     guarantee = (
-        "Curves are trained on public records between released models and cost nothing on top of "
-        "them; the public records are not protected."
+        "Curves between released models are trained on public records, so they cost nothing more; "
+        "the public records are not protected."
     )
     needs_public = True
 

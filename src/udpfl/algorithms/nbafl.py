@@ -75,8 +75,8 @@ class NbAFL(FedProx):
     releases = "parameters: clipped as a whole and noised by the authors' formula"
     unit = "client"
     guarantee = (
-        "Less than its authors claim for one record: what Gaussian noise on a client's whole "
-        "parameters hides, which is accounted and not bounded by privacy.epsilon."
+        "Less than its authors claim for one record: the guarantee is that of Gaussian noise on "
+        "all parameters of a client, which is accounted, but not bounded by privacy.epsilon."
     )
 
     def __init__(
@@ -94,8 +94,8 @@ class NbAFL(FedProx):
         if terms.clients_per_round < terms.clients:
             raise InvalidInput(
                 "training.clients_per_round",
-                f"{self.name} asks all clients in every round: the noise that its authors give for "
-                "some of them is not built",
+                f"{self.name} needs all clients in every round: the noise of its authors for some "
+                f"clients per round is not implemented",
             )
         if self._exposures is not None and self._exposures > terms.rounds:
             raise InvalidInput(

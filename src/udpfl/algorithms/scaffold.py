@@ -45,8 +45,8 @@ class Scaffold(Algorithm):
     )
     releases = "update: how far the client moved; control: the change of its control variate"
     guarantee = (
-        "Control variates are made of gradients that are clipped and noised already, or with "
-        'privacy.unit = "client" of such updates, and cost nothing beside them.'
+        "Control variates are computed from gradients that already have clip and noise, or with "
+        'privacy.unit = "client" from such updates, so they cost nothing more.'
     )
 
     def init(self, parameters: Tensor) -> Tensors:

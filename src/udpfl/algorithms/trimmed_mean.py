@@ -42,8 +42,8 @@ class TrimmedMean(Algorithm):
         if not self._left_out(terms.clients_per_round):
             raise InvalidInput(
                 "training.options.trim",
-                f"{self.trim:g} of {terms.clients_per_round} clients a round is less than one: "
-                "nothing would be left out",
+                f"{self.trim:g} of {terms.clients_per_round} clients per round is less than one "
+                f"client: nothing would be left out",
             )
         super().agree(terms)
 

@@ -66,7 +66,7 @@ class Trained:
         if not folder.model.is_file():
             raise InvalidInput(
                 "run",
-                f"{str(path)!r} has no model: not finished, or nobody trained in it",
+                f"{str(path)!r} has no model: it is not finished, or no client trained in it",
             )
         setup = Setup.of(settings_of(folder))
         tensors, stamp = tensors_from_bytes(folder.model.read_bytes())
@@ -210,11 +210,16 @@ def connect(
 def _require_alike(a: nn.Module, b: nn.Module) -> None:
     shapes = [{n: tuple(t.shape) for n, t in net.state_dict().items()} for net in (a, b)]
     if shapes[0] != shapes[1]:
-        raise InvalidInput("run", "the two runs trained different architectures: no curve between")
+        raise InvalidInput(
+            "run", "the two runs trained different architectures, so there is no curve between them"
+        )
     trained = {n for net in (a, b) for n, p in net.named_parameters() if p.requires_grad}
     other = {n: t for n, t in a.state_dict().items() if n not in trained}
     if any(not torch.equal(t, b.state_dict()[n]) for n, t in other.items()):
-        raise InvalidInput("run", "the two models differ in what is not trained: no curve between")
+        raise InvalidInput(
+            "run",
+            "the two models differ in what is not trained, so there is no curve between them",
+        )
 
 
 def _vector(model: LaneModel, network: nn.Module) -> Tensor:
@@ -242,12 +247,12 @@ def _records(a: Trained, b: Trained) -> tuple[Records, Records, str]:
     if len(test) < 2 * _FEWEST:
         raise InvalidInput(
             "run",
-            f"only {len(test)} test records of {str(a.path)!r} were no client's in either run: set "
-            "data.public, or let both runs have the same test records (the same seed)",
+            f"only {len(test)} test records of {str(a.path)!r} belong to no client of either run: "
+            f"set data.public, or use the same test records in both runs (the same seed)",
         )
     words = (
         f"The curve was trained on {len(test[::2])} test records of {name} and measured on the "
-        f"{len(test[1::2])} others: the test set is not untouched any more. "
+        f"{len(test[1::2])} others, so the test set was used for training. "
         f"{_why_not_public(a, b, len(public))}"
     )
     return a.setup.data.test.subset(test[::2]), a.setup.data.test.subset(test[1::2]), words
@@ -257,11 +262,11 @@ def _why_not_public(a: Trained, b: Trained, free: int) -> str:
     """Why public records of the first run did not train the curve."""
     if len(a.setup.public):
         return (
-            f"Of the {len(a.setup.public)} public records of {a.path} {free} were no client's in "
-            f"either run, and {_FEWEST} are needed: runs with the same seed and data.public share "
-            "theirs."
+            f"Of the {len(a.setup.public)} public records of {a.path} {free} belong to no client "
+            f"of either run, but {_FEWEST} are needed: runs with the same seed and data.public "
+            f"have the same public records."
         )
-    other = f"; those of {b.path} are not used: name it first" if len(b.setup.public) else ""
+    other = f"; those of {b.path} are used only if it is named first" if len(b.setup.public) else ""
     return f"{a.path} set no public records aside (data.public is 0){other}."
 
 

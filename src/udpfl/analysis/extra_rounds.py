@@ -163,7 +163,7 @@ def network_curves(config: Config, epsilons: Sequence[float]) -> list[NetworkCur
         raise Unsupported("privacy is turned off in this configuration: there is no noise to vary")
     if privacy.ledger is not None:
         raise InvalidInput(
-            "privacy.ledger", "these runs are for looking only and are not charged: take it out"
+            "privacy.ledger", "these runs are not charged to a ledger: remove this key"
         )
     wanted: list[Any] = [float(e) for e in epsilons] or [privacy.epsilon]
     curves = []

@@ -27,8 +27,8 @@ from udpfl.runs.ledgers import ledger_at
 
 _TRIES = 3
 _FORMER = (
-    "an earlier version wrote it; any command that writes to it brings it into the present format, "
-    "such as `udpfl budget set`"
+    "an earlier version wrote it; any command that writes to it upgrades it, for example `udpfl "
+    "budget set`"
 )
 
 
@@ -160,11 +160,11 @@ def _compared(file: Path, rows: Rows, delta: float) -> LedgerAudit:
             for number in sorted(rows.accounts):
                 accounts.append(_account(ledger, rows, number, delta, problems, remarks))
             if [found.id for found in ledger.accounts()] != sorted(rows.accounts):
-                problems.append("the ledger lists other accounts than there are")
+                problems.append("the accounts that the ledger lists are not those in its file")
     except LedgerUnavailable:  # tells nothing about its content
         raise
     except LedgerError as error:
-        problems.append(f"the ledger cannot be asked: {error}")
+        problems.append(f"the ledger cannot be opened: {error}")
     return LedgerAudit(tuple(accounts), len(rows.charges), tuple(problems), tuple(remarks))
 
 
@@ -222,7 +222,7 @@ def _stated(
     """What the ledger says of an account, once its totals and its budget are seen to be right."""
     own = ledger.budget(number)
     if (own and (own.epsilon, own.delta)) != rows.budgets.get(number):
-        raise ValueError(f"the ledger goes by another budget, {own}")
+        raise ValueError(f"the ledger uses another budget, {own}")
     counted = Counter[str]()
     for text, count in totals.items():
         if text != NO_CLAIM:

@@ -145,7 +145,7 @@ def _order(word: str, rows: list[tuple[Any, ...]], given_out: int) -> Iterator[s
     if given_out > last:
         yield f"the last {given_out - last} {word}s are missing: {given_out} were written"
     if given_out < last:
-        yield f"{word} {last} was added behind the ledger's back: {given_out} were written"
+        yield f"{word} {last} was not added by the ledger: {given_out} were written"
 
 
 def _chain(rows: Rows) -> Iterator[str]:

@@ -84,7 +84,7 @@ class Surer:
 
     def __str__(self) -> str:
         if math.isinf(self.epsilon):
-            return "so few canaries cannot refute this claim, however often guesses are right"
+            return "so few canaries cannot refute this claim, even if all guesses are right"
         return (
             "guesses as often right as those on an answer randomised with "
             f"ε = {self.epsilon:.3g} would have refuted it {100 * POWER:g} % of the time"

@@ -125,8 +125,8 @@ class LessNoise:
         often = f"{100 * POWER:g} % of the time"
         if self.scale is None or self.lowest is None or self.epsilon is None:
             return (
-                "with so many trials and this canary no part of the claimed noise would have been "
-                f"refuted {often}"
+                "with this number of trials and this canary no fraction of the claimed noise would "
+                "have been refuted {often}"
             )
         if self.scale == 1:
             return f"the claimed noise itself is refuted at least {often}"

@@ -97,7 +97,9 @@ class Subject:
 
     def __post_init__(self) -> None:
         if self.rate < 1 and len(self.inputs) > 1:
-            raise InvalidInput("rate", "must be 1 beside other records: their sum has to be known")
+            raise InvalidInput(
+                "rate", "must be 1 with other records in the batch: their sum has to be known"
+            )
 
     @property
     def claim(self) -> Repeated:

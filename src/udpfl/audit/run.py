@@ -80,8 +80,8 @@ class Target:
         assert plan.release is not None
         if plan.parameters:
             raise Unsupported(
-                f"{settings.training.algorithm} releases parameters and updates are what is "
-                "replayed here: `udpfl audit mechanism` tries its noise"
+                f"{settings.training.algorithm} releases parameters, but this audit replays "
+                f"updates: use `udpfl audit mechanism` to audit its noise"
             )
         return cls(setup, first, plan, plan.release)
 
@@ -112,8 +112,8 @@ class Target:
         best = int(sizes.argmax())
         if not sizes.any():
             raise Unsupported(
-                f"no record of {self.plan.name} has a gradient at this model: there is nothing "
-                "that an adversary could look for"
+                f"no record of {self.plan.name} has a gradient at this model, so there is nothing "
+                f"that an adversary could detect"
             )
         label, row = divmod(best, len(rows))
         other = int(sizes[:, row].scatter(0, torch.tensor(label), -1.0).argmax())
@@ -163,14 +163,17 @@ def _require_claim(settings: Config) -> None:
     if not settings.privacy.enabled:
         raise Unsupported("privacy is turned off: nothing is claimed, so nothing can be refuted")
     if settings.privacy.randomness == "seeded":
-        raise Unsupported("a seeded run claims nothing: whoever has the seed can remove its noise")
+        raise Unsupported(
+            "a seeded run claims nothing: anyone who has the seed can remove its noise"
+        )
 
 
 def _read_plans(folder: RunFolder, network: nn.Module) -> list[ReleasePlan]:
     """The plans of a finished run, whose trained weights the network gets."""
     if not folder.model.is_file():
         raise InvalidInput(
-            "run", f"{str(folder.path)!r} has no model: not finished, or nobody trained in it"
+            "run",
+            f"{str(folder.path)!r} has no model: it is not finished, or no client trained in it",
         )
     network.load_state_dict(load_file(folder.model))
     return [ReleasePlan.from_row(row) for row in folder.clients]
@@ -237,8 +240,8 @@ def audit_run(
     claimed = _claimed_of_a_record(target, delta) if count else None
     if claimed is not None and claimed[1] == 1:
         log.warning(
-            "no run is trained: it would look for single records, and hiding a whole client at "
-            "delta = %g claims nothing of one; a smaller privacy.delta would",
+            "no run is trained, because it would look for single records, and a claim for whole "
+            "clients at delta = %g implies nothing for one record; a smaller privacy.delta would",
             delta,
         )
     elif claimed is not None:

@@ -71,7 +71,7 @@ def harmonize(clients: Sequence[Client], rank: Rank = "l2") -> list[ClientPlan]:
         raise InvalidInput("clients", "at least one client is needed")
     names = [client.name for client in clients]
     if len(set(names)) != len(names):
-        raise InvalidInput("clients", "every client needs a name of its own")
+        raise InvalidInput("clients", "every client needs a different name")
     largest = max(client.setting.epsilon for client in clients)
     done: dict[tuple[Setting, str | Mechanism], Calibrated] = {}
     plans = []

@@ -66,8 +66,8 @@ class Setting:
                 raise InvalidInput(
                     "delta",
                     f"{self.delta:g} is at least the probability {ever_used:.3g} that a "
-                    f"{self.unit} is ever used, so it permits publishing {self.unit}s outright; "
-                    "choose a smaller one",
+                    f"{self.unit} is ever used, so it would permit publishing {self.unit}s "
+                    f"without noise; choose a smaller delta",
                 )
 
     def event(self, mechanism: Mechanism) -> Event:

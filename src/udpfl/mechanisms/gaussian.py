@@ -63,7 +63,7 @@ class Gaussian(Mechanism):
     def explain(cls, norm: str, dimension: int | None) -> str:
         if norm == "linf":
             return "Its cost grows with the l2 norm, the square root of the dimension under linf."
-        return "Its cost depends on the l2 norm alone, whatever the dimension."
+        return "Its cost depends on the l2 norm alone, not on the dimension."
 
     def log_density(self, x: ArrayLike) -> Floats:
         z = np.asarray(x, dtype=np.float64) / self.std

@@ -71,11 +71,11 @@ class Laplace(Mechanism):
     @classmethod
     def explain(cls, norm: str, dimension: int | None) -> str:
         if dimension == 1:
-            return "In one dimension its bounded privacy loss pays from a moderate epsilon on."
+            return "In one dimension its bounded privacy loss helps from a moderate epsilon on."
         if norm == "linf":
             return "Under linf every coordinate may move by the whole clip at once."
         if norm == "l1":
-            return "Under l1 the worst gradient is a single coordinate, so the dimension is free."
+            return "Under l1 the worst gradient is one coordinate: the dimension does not matter."
         return (
             "Against a gradient spread over many coordinates it needs up to 1.41 x the standard "
             "deviation of Gaussian noise under the same accountant."

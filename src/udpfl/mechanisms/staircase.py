@@ -114,7 +114,7 @@ class Staircase(Mechanism):
     @classmethod
     def explain(cls, norm: str, dimension: int | None) -> str:
         if norm == "l2" and dimension != 1:
-            return "Its jumps force a period below the shift of one coordinate, close to Laplace."
+            return "Its jumps need a period below the shift of one coordinate: close to Laplace."
         return Laplace.explain(norm, dimension)
 
     @property

@@ -260,8 +260,8 @@ def _clip_fraction(run: RunRecord) -> Chart:
     x, y = run.column("simulation_only", "clip_fraction", evaluated=False)
     return Chart("clip", clip_title({run.clipped}), "round", "clipped", "percent",
                  (Series("clip fraction", x, y, "main"),), top=1.0, warning=SIMULATION_ONLY,
-                 note="Near 100 %, most gradients are shortened to the clip. Near 0 %, a smaller "
-                 "clip would be enough and need less noise.")  # fmt: skip
+                 note=f"Near 100 %, most {run.clipped} are shortened to the clip. Near 0 %, a "
+                 "smaller clip would be enough and need less noise.")  # fmt: skip
 
 
 def clip_title(clipped: Collection[Clipped]) -> str:

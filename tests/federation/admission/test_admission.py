@@ -154,7 +154,7 @@ def test_a_killed_run_holds_what_it_reserved_until_it_is_freed_on_record(tmp_pat
     assert udpfl_(*free, "--reason", " ")[0] == 2
     code, out, _ = udpfl_(*free, "--reason", "power cut", "--by", "Ada")
     assert code == 0
-    assert "free again for 3 clients" in out
+    assert "the reserved budgets of 3 clients are free again" in out
     assert udpfl_(*free, "--reason", "again")[0] == 2
     said = [d for d in opened(tmp_path).decisions() if d.kind == "give back"]
     assert {(d.reason, d.author) for d in said} == {("power cut", "Ada")}
@@ -282,7 +282,7 @@ def test_a_list_takes_over_what_a_divided_set_has_spent(tmp_path):
 
 
 def test_two_clients_with_the_very_same_records_are_refused(tmp_path):
-    with pytest.raises(InvalidInput, match="client-0 and client-1 hold the very same records"):
+    with pytest.raises(InvalidInput, match="client-0 and client-1 hold exactly the same records"):
         udpfl.run(
             settings(tmp_path, "run", clients=2), data=[blobs(), blobs()], test=blobs(9),
             model=nn.Linear(4, 2),
@@ -364,7 +364,7 @@ def test_nothing_is_offered_that_would_not_fit(tmp_path):
     with pytest.raises(BudgetExceeded) as refused:
         run(tmp_path, "second", privacy={"epsilon": [1.5, 1.8, 2.0]})
     assert "of 3 rounds" not in str(refused.value)
-    assert "3 rounds at noise" in str(refused.value)
+    assert "3 rounds with noise" in str(refused.value)
 
 
 def test_a_refusal_says_what_was_spent_and_why_another_seed_does_not_help(tmp_path):

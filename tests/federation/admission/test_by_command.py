@@ -163,7 +163,7 @@ def test_what_would_fit_fits(place, udpfl_):
     code, _, err = train(udpfl_, "training.rounds=60")
     assert code == 1
     offered = (
-        r"(\d+) of 60 rounds \(with privacy.epsilon = ([\d.]+)\) or 60 rounds at noise ([\d.]+) "
+        r"(\d+) of 60 rounds \(with privacy.epsilon = ([\d.]+)\) or 60 rounds with noise ([\d.]+) "
     )
     rounds, epsilon, noise = re.search(offered, err).groups()
     assert 0 < int(rounds) < 60
@@ -263,7 +263,7 @@ def test_a_new_client_joins_by_a_statement_on_record(place, udpfl_):
     )
     code, _, err = train(udpfl_, "privacy.exhausted=skip")
     assert code == 2
-    assert "east is new there" in err
+    assert "east is new in this ledger" in err
     add = ("budget", "client", "add", "site.sqlite", "east", "--reason", "joined in May")
     assert udpfl_(*add)[0] == 2  # without --disjoint
     assert udpfl_(*add, "--disjoint", "--by", "Ada")[0] == 0

@@ -53,7 +53,7 @@ def test_records_do_not_move_while_a_run_is_going_to_spend(ledger):
     ledger.reserve("first", {own: Repeated(STEP, 4) for own in accounts.values()})
     ledger.commit([charge(accounts["a"], 0, Repeated(STEP, 3))])
     for _ in range(2):
-        with pytest.raises(LedgerError, match="the run first has reserved"):
+        with pytest.raises(LedgerError, match="the run first still has reservations"):
             divided(ledger, {"a": "3", "b": "4"})
         ledger.commit([charge(accounts["a"], 1, STEP)] if ledger.head()[0] == 1 else [])
     ledger.give_back("first", reason="dead")
