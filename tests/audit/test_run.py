@@ -87,7 +87,7 @@ def test_without_privacy_the_canaries_are_given_away(config):
     """The auditor works: on a run that hides nothing, nearly every guess is right."""
     target = Target.of(config())
     bare = load(
-        target.settings,
+        target.setup.config,
         {
             "privacy": {"mechanism": "none"},
             "training": {"rounds": 40, "local_steps": 10, "learning_rate": 1.0,
@@ -95,8 +95,8 @@ def test_without_privacy_the_canaries_are_given_away(config):
             "data": {"clients": 2},
         },
     )  # fmt: skip
-    parts = [part[:100] for part in target.parts[:2]]  # few enough to learn by heart
-    found = one_run(bare, target.data, parts, 0, target.network, target.loss, 50)
+    parts = [part[:100] for part in target.setup.parts[:2]]  # few enough to learn by heart
+    found = one_run(replace(target.setup, config=bare, parts=parts), 0, 50)
     assert guessed(found.final, found.there, 0.0, 0.05, "")[0].right >= 34  # 25 by chance
     assert max(test.proved for test in found.tests(0.0, 0.05)) > 0
 
@@ -148,9 +148,9 @@ def test_small_and_odd_clients_are_audited_too(tmp_path):
         "[training]\nrounds = 1\nclients_per_round = 1\n"
     )
     target = Target.of(path)
-    assert target.client.release is not None  # whoever is asked at all
+    assert target.plan.release is not None  # whoever is asked at all
     verdicts = audit_run(path, trials=100)
-    assert verdicts[-1].tests[0].canaries == len(target.parts[target.number]) // 2
+    assert verdicts[-1].tests[0].canaries == len(target.records) // 2
 
 
 def test_a_run_folder_has_the_noise_it_was_trained_with(config, tmp_path, capsys):
@@ -401,7 +401,7 @@ def test_noise_that_does_not_keep_the_pace_is_found(tmp_path, monkeypatch):
     whole = TrustedServer.noisy_sum
 
     def at_base(self, round_, updates):
-        return whole(replace(self, person=replace(self.person, factors=())), round_, updates)
+        return whole(replace(self, noise=replace(self.noise, factors=())), round_, updates)
 
     monkeypatch.setattr(TrustedServer, "noisy_sum", at_base)
     assert any(verdict.refuted for verdict in audited(tmp_path, training, privacy))

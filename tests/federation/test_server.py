@@ -10,6 +10,7 @@ import torch
 
 import udpfl
 from udpfl.algorithms import ClientMessage, ServerStep, fedavg
+from udpfl.errors import Unsupported
 from udpfl.federation import Server, Stage
 
 ROOT = Path(udpfl.__file__).parent
@@ -183,3 +184,19 @@ def test_clients_keep_messages_since_the_older_of_two_checkpoints():
     assert settled == [0, 1, 2]
     own.restore(2, own.state())
     assert own.request(3).settled == 2
+
+
+@pytest.mark.parametrize("method", ["state", "request"])
+def test_two_stages_cannot_use_one_name(method):
+    """After a crash each would go on with the other's tensor."""
+
+    class Named(Stage):
+        def state(self):
+            return {"clip": torch.ones(())} if method == "state" else {}
+
+        def request(self):
+            return {"clip": torch.ones(())} if method == "request" else {}
+
+    own = Server(fedavg.FedAvg(ServerStep()), torch.zeros(1), [Named(), Named()])
+    with pytest.raises(Unsupported, match="'clip'"):
+        own.state() if method == "state" else own.request(1)

@@ -159,7 +159,7 @@ def audit_lattice(
     Example:
         >>> from udpfl import Laplace
         >>> from udpfl.audit import audit_lattice
-        >>> audit_lattice(Laplace(1.0), numbers=100, epsilon=1.0, trials=100).refuted
+        >>> audit_lattice(Laplace(1.0), numbers=100, epsilon=1.0, trials=100, error=1e-6).refuted
         False
     """
     check_error(error)

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from udpfl.algorithms import Algorithm, ClientMessage, Tensors
+from udpfl.errors import Unsupported
 from udpfl.federation.request import Request
 from udpfl.federation.stages import Stage
 from udpfl.federation.stages.averaging import Averaging
@@ -74,9 +75,9 @@ class Server:
 
     def request(self, round_: int) -> Request:
         """What clients receive in a round."""
-        received = self._algorithm.broadcast(self._state)
+        received = dict(self._algorithm.broadcast(self._state))
         for stage in self.stages:
-            received = {**received, **stage.request()}
+            _add(received, stage.request(), stage)
         return Request(round_, received, self._learning_rate(round_), self.settled)
 
     def receive(self, round_: int, messages: Sequence[ClientMessage]) -> list[ClientMessage]:
@@ -105,7 +106,7 @@ class Server:
         """Named tensors from which `restore` goes on."""
         named = {f"{_OWN}{name}": tensor for name, tensor in self._state.items()}
         for stage in self.stages:
-            named |= stage.state()
+            _add(named, stage.state(), stage)
         return named
 
     def restore(self, round_: int, tensors: Mapping[str, Tensor]) -> None:
@@ -124,3 +125,13 @@ class Server:
         The two latest are kept, so clients keep their messages since the older one.
         """
         self.settled, self._saved = self._saved, self.round
+
+
+def _add(tensors: Tensors, more: Tensors, stage: Stage) -> None:
+    """Add a stage's tensors, unless one of them has the name of another."""
+    if taken := sorted(tensors.keys() & more.keys()):
+        raise Unsupported(
+            f"the stage {type(stage).__name__} uses the name {taken[0]!r} for a tensor, which is "
+            "taken: give its tensors names of their own"
+        )
+    tensors |= more

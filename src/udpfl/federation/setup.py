@@ -41,6 +41,7 @@ from udpfl.federation.shares import (
     pool_fingerprint,
     require_public,
 )
+from udpfl.federation.staging import own_stages, sum_noise
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ class Setup:
         parts, public = divided(config, dataset)
         algorithm = algorithm_of(config)
         check_combination(config, algorithm)
+        own_stages(config)  # refused before anything is planned, written or reserved
         require_public(algorithm, public)
         network = network_of(config, model, dataset)
         loss = loss or loss_of(dataset.task)
@@ -188,7 +190,10 @@ class Setup:
 
     def plans_within_budgets(self) -> list[ReleasePlan]:
         """The same, for what the budgets in a shared ledger have left; raises where they do not."""
-        return plan_within(self.config, self.holding, self.schedule, self.plans)
+        plans = plan_within(self.config, self.holding, self.schedule, self.plans)
+        if self.algorithm.trusts_server:
+            sum_noise(plans)  # raises where clients have planned for different noise
+        return plans
 
     @property
     def assumptions(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ the order and under the names that the shuffler left. Noise on the way down come
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 from udpfl.algorithms import OwnNoise
@@ -46,7 +47,7 @@ def build_stages(
         stages.append(AdaptiveClip(privacy.clip_quantile, privacy.clip_rate))
     if training.shuffle:
         stages.append(Shuffler(key, stream if isinstance(stream, Keyed) else None))
-    stages += [_own_stage(name) for name in training.stages]
+    stages += own_stages(config)
     if noise is not None and noise.down is not None:
         stages.append(DownlinkNoise(key, stream, MechanismNoiser([noise.down])))
     return stages
@@ -64,6 +65,15 @@ def sum_noise(plans: Sequence[ReleasePlan]) -> SumNoise:
     return SumNoise(release, len(plans), participation, factors)
 
 
+def own_stages(config: Config) -> list[Stage]:
+    """The stages that `training.stages` names, as they are before a first round.
+
+    Guarantee: a named instance is copied, so that nothing it keeps of one run reaches another one,
+    whose clients were not charged for it.
+    """
+    return [_own_stage(name) for name in config.training.stages]
+
+
 def _own_stage(name: str) -> Stage:
     found = resolve("stages", name, BUILT_IN)
     if isinstance(found, type) and issubclass(found, Stage):
@@ -76,4 +86,4 @@ def _own_stage(name: str) -> Stage:
             ) from None
     if not isinstance(found, Stage):
         raise InvalidInput("training.stages", f"{name!r} is not a Stage: {found!r}")
-    return found
+    return copy.deepcopy(found)

@@ -162,3 +162,39 @@ def test_a_stage_that_a_folder_names_is_imported_only_if_somebody_says_so(federa
     (result.folder / "config.toml").write_text(edited)
     with pytest.raises(Unsupported, match="--trust"):
         udpfl.federation.run(resume=result.folder)
+
+
+class Remembering(Stage):
+    """Counts the rounds that it has seen, in whichever run."""
+
+    def __init__(self):
+        self.rounds = 0
+
+    def publish(self, round_, server):
+        self.rounds += 1
+        return server
+
+    def measure(self):
+        return {"remembered": self.rounds}
+
+
+REMEMBERING = Remembering()
+"""A stage that is named as an instance."""
+
+
+def test_a_named_instance_carries_nothing_from_run_to_run(federate):
+    """What it saw in another run was charged there: it would make this run's epsilon false."""
+    training = {"rounds": 2, "stages": [f"{__name__}:REMEMBERING"]}
+    for name in ("first", "second"):
+        result = federate(name, training=training)
+        assert [row["remembered"] for row in result.metrics] == [1, 2]
+    assert REMEMBERING.rounds == 0
+
+
+def test_a_stage_that_cannot_be_found_reserves_nothing(federate, tmp_path):
+    ledger = tmp_path / "site.sqlite"
+    wrong = {"rounds": 1, "stages": [f"{__name__}:Doubledd"]}
+    with pytest.raises(InvalidInput, match="Doubledd"):
+        federate("wrong", training=wrong, privacy={"ledger": str(ledger)})
+    assert not ledger.exists()
+    assert not (tmp_path / "wrong").exists()
