@@ -61,6 +61,20 @@ def test_finished_runs_are_read_and_a_larger_grid_uses_them(tmp_path):
     assert (other.trained, other.found) == (0, 1)
 
 
+def test_a_summary_that_its_ledger_contradicts_is_no_result(capsys, tmp_path):
+    same = ("compare", "base.toml", "--vary", "epsilon=2", "--seeds", "2", "--out", "grid")
+    assert command(capsys, *same)[0] == 0
+    path = tmp_path / "grid" / "epsilon=2,seed=0" / "summary.json"
+    said = json.loads(path.read_text())
+    said["accuracy"], said["privacy"]["epsilon"] = 0.999, 0.01
+    path.write_text(json.dumps(said))
+    code, out, _ = command(capsys, *same, "--json")
+    (row,) = json.loads(out)["rows"]
+    assert code == 1
+    assert "its ledger contradicts it" in row["failed"]["0"]
+    assert [run["seed"] for run in row["runs"] if run["failed"] is None] == [1]
+
+
 def test_without_out_the_same_command_finds_its_folder(capsys):
     vary = ["--vary", "epsilon=2", "--json"]
     code, out, _ = command(capsys, "compare", "base.toml", *vary, "--seeds", "1")

@@ -18,7 +18,8 @@ from typing import Any
 from udpfl.accounting.statement import PrivacyStatement, largest
 from udpfl.errors import InvalidInput
 from udpfl.report.selection import Selection
-from udpfl.runs.files import read_summary
+from udpfl.report.verification import check_run
+from udpfl.runs.files import RunFiles, read_summary
 
 _FOREMOST = ("rmse", "accuracy")
 
@@ -196,10 +197,17 @@ class Comparison(Sequence[Row]):
 
 
 def read_outcome(seed: int, folder: Path) -> SeedRun:
-    """What a finished run folder says. A run that ended early is no basis for a mean."""
+    """What a finished run folder says, unless its ledger contradicts it.
+
+    A run that ended early is no basis for a mean.
+    """
     summary = read_summary(folder, "out")
     if summary is None:
         raise InvalidInput("out", f"{str(folder)!r} has no summary: its run has not ended")
+    files = RunFiles.read(folder)
+    checked = check_run(files, files.identity.privacy.kind == "nominal")
+    if checked.state == "contradicted":
+        return SeedRun(seed, folder, failed=f"its ledger contradicts it: {checked.reasons[0]}")
     measured = {name: value for name in _FOREMOST if (value := summary.figure(name)) is not None}
     if not measured:
         return SeedRun(seed, folder, failed=summary.stopped or "nothing was evaluated")
