@@ -183,12 +183,12 @@ REFUSED = {
     "no tau": ("fedadam", {}, {"tau": 0.0}, "training.options.tau", "positive"),
     "an endless beta2": ("fedyogi", {}, {"beta2": 1.0}, "training.options.beta2", "below 1"),
     "beta2 where v does not forget": (
-        "fedadagrad", {}, {"beta2": 0.9}, "training.options.beta2", "it has tau"),
+        "fedadagrad", {}, {"beta2": 0.9}, "training.options.beta2", "its options are: tau"),
     "a threshold": ("fedmed", {}, {"threshold": 2.0}, "training.options.threshold", "-1 to 1"),
     "a sharpness": ("fedmed", {}, {"sharpness": -1.0}, "training.options.sharpness", "from 0"),
     "a count": ("fedmed", {}, {"top_k": 0}, "training.options.top_k", "from 1"),
     "a part of a client": ("fedmed", {}, {"top_k": 1.5}, "training.options.top_k", "from 1"),
-    "an option of another": ("scaffold", {}, {"mu": 0.1}, "training.options.mu", "it has none"),
+    "an option of another": ("scaffold", {}, {"mu": 0.1}, "training.options.mu", "its options are: none"),
     "a name nearly right": ("scafold", {}, {}, "training.algorithm", "did you mean scaffold"),
 }  # fmt: skip
 

@@ -355,7 +355,8 @@ def test_the_words_say_why_public_records_were_not_used(runs, monkeypatch):
     monkeypatch.setattr(between_runs, "_free", _at_least(between_runs._free, found + 1))
     few = between_runs._records(a, b)[2]
     assert (
-        f"Of the {len(a.public)} public records of {runs['a']} {found} belong to no client" in few
+        f"Of the {len(a.setup.public)} public records of {runs['a']} {found} belong to no client"
+        in few
     )
     assert f"{found + 1} are needed" in few
 

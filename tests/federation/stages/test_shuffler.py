@@ -229,7 +229,7 @@ def test_kept_updates_have_numbers_for_names(federate):
     ("privacy", "training", "data", "parameter", "words"),
     [
         ({"epsilon": [1.0, 2.0]}, {"penalty": 1.0}, {}, "training.shuffle", "largest budget"),
-        ({"unit": "client"}, {"algorithm": "dp-fedavg"}, {}, "training.shuffle", "trusts"),
+        ({"unit": "client"}, {"algorithm": "dp-fedavg"}, {}, "training.shuffle", "trusted"),
         ({}, {}, {"clients": 1}, "training.shuffle", "more than one message"),
         ({}, {"clients_per_round": 1}, {}, "training.shuffle", "more than one message"),
         ({"accounting": "scalar", "accountant": "pld"}, {}, {}, "privacy.accountant", "lemma"),
