@@ -188,7 +188,8 @@ REFUSED = {
     "a sharpness": ("fedmed", {}, {"sharpness": -1.0}, "training.options.sharpness", "from 0"),
     "a count": ("fedmed", {}, {"top_k": 0}, "training.options.top_k", "from 1"),
     "a part of a client": ("fedmed", {}, {"top_k": 1.5}, "training.options.top_k", "from 1"),
-    "an option of another": ("scaffold", {}, {"mu": 0.1}, "training.options.mu", "its options are: none"),
+    "an option of another": ("scaffold", {}, {"mu": 0.1}, "training.options.mu",
+        "its options are: none"),
     "a name nearly right": ("scafold", {}, {}, "training.algorithm", "did you mean scaffold"),
 }  # fmt: skip
 
