@@ -350,7 +350,7 @@ def test_shared_budget(here, capsys):
     assert spent[0] <= 1 < spent[1] < spent[2] <= 1.75
     assert spent[1] < 2 * spent[0]
     assert re.match(
-        r"refused: 4 clients .* nothing was trained\. .* \d of 10 rounds \(.*\) or 10 rounds at",
+        r"refused: 4 clients .* nothing was trained\. .* \d of 10 rounds \(.*\) or 10 rounds with",
         refused,
     )
 

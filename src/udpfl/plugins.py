@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from udpfl.errors import InvalidInput, UdpflError, Unsupported
-from udpfl.mechanisms import Mechanism
+from udpfl.mechanisms import BUILT_IN, Mechanism
 
 Kind = Literal["models", "data", "algorithms", "mechanisms", "stages"]
 
@@ -97,8 +97,8 @@ def resolve(kind: Kind, name: str, built_in: Mapping[str, Any]) -> Any:
     if name in offers:
         return _from_package(key, name, offers[name])
     known = sorted({*built_in, *offers})
-    if kind == "mechanisms":
-        known.append("none")  # no mechanism, and a word of the configuration all the same
+    if kind == "mechanisms":  # "none" is no mechanism, but a word of the configuration
+        known = [*sorted({*BUILT_IN, *known}), "none"]
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
     raise InvalidInput(

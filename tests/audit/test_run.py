@@ -218,7 +218,7 @@ def test_data_and_a_model_of_ones_own_are_handed_over(tmp_path):
         training={"rounds": 2},
         privacy={"epsilon": 8.0, "delta": 1e-3},
     )
-    with pytest.raises(InvalidInput, match="data of its own"):
+    with pytest.raises(InvalidInput, match="data of this run was given in Python"):
         audit_run(folder, trials=100, canaries=0)
     verdicts = audit_run(folder, trials=100, canaries=0, data=data, model=model)
     assert len(verdicts) == 5

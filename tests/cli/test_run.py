@@ -113,7 +113,7 @@ def test_the_installed_command_prints_nothing_but_its_answer(config):
         (["privacy.unit=person"], ["privacy.unit", "record", "client"]),
         (["privacy.norm=l3"], ["privacy.norm", "l3", "linf"]),
         (["privacy.mechanism=gausian"], ["privacy.mechanism", "gausian", "gaussian"]),
-        (["privacy.mechanism=off"], ["privacy.mechanism", "known are", "none"]),
+        (["privacy.mechanism=off"], ["privacy.mechanism", "known names are", "none"]),
         (["privacy.mechanism=gaussian", "privacy.delta=0"], ["privacy.delta", "gaussian", "pure"]),
         (["training.clients_per_round=9"], ["training.clients_per_round", "9", "3"]),
         (["data.clients=1000"], ["data.clients", "1000", "60"]),

@@ -237,7 +237,9 @@ def test_the_command_lists_methods_of_packages_and_says_which_one_is_broken(inst
     assert rows["fedcm"]["from"] == PLACES["fedcm"]
     assert "Xu et al. 2021" in rows["fedcm"]["paper"]
     assert rows["fedcm"]["options"] == {"alpha": 0.5}
-    assert "noised gradients" in rows["fedcm"]["guarantee"]  # what holds for every method
+    assert (
+        "gradients with clip and noise" in rows["fedcm"]["guarantee"]
+    )  # what holds for every method
     assert rows["fedcm"]["problem"] == rows["fedavg"]["problem"] == ""
     assert "nowhere" in rows["lost"]["problem"]
     table = CliRunner().invoke(app, ["methods"], env={"COLUMNS": "200"})

@@ -183,7 +183,7 @@ WRONG = {
         "privacy", {"mechanism": PLACES["wide"]}, "privacy.mechanism", "is not a mechanism"),
     "a mechanism that is a method": (
         "privacy", {"mechanism": "fedcm"}, "privacy.mechanism",
-        "no 'fedcm'.* known are .*logistic.*power"),
+        "no 'fedcm'.* known names are .*logistic.*power"),
     "an abstract mechanism": (
         "privacy", {"mechanism": "udpfl:Tabulated"}, "privacy.mechanism", "abstract"),
     "a mechanism with two parameters": (

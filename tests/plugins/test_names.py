@@ -48,9 +48,13 @@ def test_an_installed_package_offers_a_model(tmp_path):
     install(tmp_path / "site", "firstpackage", RESNET.format("firstpackage"))
     assert resolve("models", "resnet", BUILT_IN)() == "firstpackage"
     assert resolve("models", "mlp", BUILT_IN) == "the built-in mlp"
-    with pytest.raises(InvalidInput, match=r"model\.name: .*did you mean resnet\? known are log"):
+    with pytest.raises(
+        InvalidInput, match=r"model\.name: .*did you mean resnet\? known names are log"
+    ):
         resolve("models", "resnett", BUILT_IN)
-    with pytest.raises(InvalidInput, match=r"data\.name: there is no 'resnet'; known are mlp"):
+    with pytest.raises(
+        InvalidInput, match=r"data\.name: there is no 'resnet'; known names are mlp"
+    ):
         resolve("data", "resnet", {"mlp": 1})
 
 

@@ -268,20 +268,20 @@ def test_a_new_ledger_is_said_to_be_new(tmp_path, monkeypatch, capsys, caplog):
         code, out, _ = command(capsys, "run", toml, "--out", "first")
         assert code == 0
         assert "site.sqlite (shared between runs, new)" in out
-        assert f"{tmp_path / place / 'site.sqlite'} (new)" in caplog.text
+        assert f"the new ledger {tmp_path / place / 'site.sqlite'}:" in caplog.text
         caplog.clear()
     with Ledger(Path("site.sqlite")) as ledger:
         ledger.set_budgets([1, 2, 3], udpfl.Budget(100.0, 1e-5), reason="more")
     code, out, _ = command(capsys, "run", toml, "--out", "second")
     assert code == 0
     assert "site.sqlite (shared between runs)" in out
-    assert "(new)" not in caplog.text
+    assert "the new ledger" not in caplog.text
     assert not Ledger(Path("site.sqlite")).is_new
 
 
 def test_a_run_with_a_ledger_of_its_own_says_nothing_of_it(tmp_path, caplog):
     assert train(tmp_path / "run").ledger_is_new
-    assert "(new)" not in caplog.text
+    assert "the new ledger" not in caplog.text
 
 
 # What accounts have, and a run cannot change
@@ -305,7 +305,7 @@ def test_records_of_another_block_are_named_with_it(tmp_path):
         ledger.account(name, "other data", block="Q3")
         with pytest.raises(InvalidInput, match=rf"of {name} is known there as {name} \(block Q3\)"):
             ledger.open_accounts({name: "other data"})
-        with pytest.raises(InvalidInput, match=rf"data of bob is known there as {name}: its"):
+        with pytest.raises(InvalidInput, match=rf"data of bob is known there as {name}: it gets"):
             ledger.open_accounts({"bob": data})
 
 

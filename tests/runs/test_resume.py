@@ -129,7 +129,7 @@ def test_a_ledger_that_lacks_rounds_since_the_checkpoint_is_refused(tmp_path, sh
         ledger.with_name(ledger.name + end).unlink(missing_ok=True)
     if back == "to the start":
         shutil.copy(copies[0], ledger)
-    with pytest.raises(LedgerError, match=r"restored from a backup|is not there"):
+    with pytest.raises(LedgerError, match=r"restored from a backup|is missing"):
         udpfl.run(resume=tmp_path / "run", data=blobs(), model=linear())
     ledger.write_bytes(kept)
     again = udpfl.run(resume=tmp_path / "run", data=blobs(), model=linear())

@@ -234,7 +234,7 @@ def test_an_mlflow_server_that_is_away_costs_one_warning(tmp_path, caplog, monke
     assert len(run.metrics) == 3
     said = [record.getMessage() for record in caplog.records if "MLflow" in record.getMessage()]
     assert len(said) == 1
-    assert "training goes on without it" in said[0]
+    assert "the training continues without it" in said[0]
 
 
 def test_mlflow_is_told_not_to_report_its_usage(monkeypatch):
@@ -417,7 +417,7 @@ def test_a_tracker_that_fails_says_so_once_and_training_goes_on(tmp_path, caplog
         run = train(Breaks(), out=tmp_path / "r", rounds=4)
     assert len(run.metrics) == 4
     assert [record.getMessage() for record in caplog.records] == [
-        "TensorBoard failed ([Errno 28] No space left on device); training goes on without it"
+        "TensorBoard failed ([Errno 28] No space left on device); the training continues without it"
     ]
     found = scalars(tmp_path / "r" / "tensorboard")
     assert [step for step, _ in found["round/participants"]] == [1]
