@@ -34,8 +34,8 @@ STAGES: Mapping[str, Sequence[str]] = {
     ),
     "averaging": ("udpfl.algorithms.fedavg:FedAvg.aggregate",),
     "charging": (
-        "udpfl.ledger.ledger:Ledger.message",
-        "udpfl.ledger.ledger:Ledger.would_exceed",
+        "udpfl.ledger.reader:LedgerReader.message",
+        "udpfl.ledger.reader:LedgerReader.refusals",
         "udpfl.ledger.ledger:Ledger.commit",
     ),
     "checkpoint": (

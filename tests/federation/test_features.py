@@ -71,7 +71,7 @@ def sum_so_far(net, t):
 )  # fmt: skip
 def test_features_that_remember_or_draw_are_refused(step):
     x = VECTORS.repeat(70, 1).numpy()
-    with pytest.raises(Unsupported, match=r"two answers|draws from"):
+    with pytest.raises(Unsupported, match=r"two different results|draws from"):
         prepared(Fixed(step), x, torch.device("cpu"))
 
 

@@ -76,5 +76,5 @@ def test_features_see_one_record_at_a_time(federate):
 
 @pytest.mark.parametrize("kind", [Remembering, Random])
 def test_features_that_answer_the_same_record_in_two_ways_are_refused(federate, kind):
-    with pytest.raises(Unsupported, match="two answers"):
+    with pytest.raises(Unsupported, match="two different results"):
         federate(given=blobs(), net=kind())

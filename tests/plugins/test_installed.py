@@ -198,7 +198,7 @@ WRONG = {
         "training", {"algorithm": "wrong_kinds:Half"}, "training.options", "aggregate"),
     "an option the method does not have": (
         "training", {"algorithm": "fedcm", "options": {"nu": 1.0}}, "training.options.nu",
-        "it has alpha"),
+        "its options are: alpha"),
     "an option the method refuses": (
         "training", {"algorithm": "fedcm", "options": {"alpha": 0.0}},
         "training.options.alpha", "above 0"),
