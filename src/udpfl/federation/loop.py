@@ -28,7 +28,7 @@ def train(
         server: Has the model and says which round was the last.
         clients: Answer each request, and charge an answer before it leaves.
         selection: Which clients each round asks.
-        watchers: See every round; they change nothing.
+        watchers: See every round, in this order; they do not change what is computed.
 
     Returns:
         Why the run ended before its last round; None where it did not.

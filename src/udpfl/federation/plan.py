@@ -1,7 +1,7 @@
 """The release plan of a client: what it will release, how often, and with which noise.
 
-`ReleasePlan.event` is where a release becomes an event. What is calibrated, charged, audited and
-attacked is what it returns.
+`ReleasePlan.event` is where a release becomes an event. What is reserved, charged and audited is
+what it returns, and a plan whose events are not those that were calibrated is refused.
 """
 
 from __future__ import annotations

@@ -83,19 +83,18 @@ def run(
     begun = Begun.read(folder, setup.model.layout.dimension, setup.fingerprints)
     with folder.locked():
         require_charges(begun, setup.holding)
-    with folder.locked(), Ledger(begun.ledger) as ledger:
-        accounts = admit(setup.config, ledger, begun, setup.holding, not unclaimed)
-        parts = Assembly(setup, begun, ledger, accounts, unclaimed, protection)
-        announce(observers, "on_start", setup.config, folder.path)
-        ending = _train(parts, bytes_per_sample, observers)
-        result = ending.write(began)
-        announce(observers, "on_end", result)
+        with Ledger(begun.ledger) as ledger:
+            accounts = admit(setup.config, ledger, begun, setup.holding, not unclaimed)
+            parts = Assembly(setup, begun, ledger, accounts, unclaimed, protection)
+            announce(observers, "on_start", setup.config, folder.path)
+            result = _train(parts, bytes_per_sample, observers).write(began)
+            announce(observers, "on_end", result)
     return result
 
 
 def _train(parts: Assembly, bytes_per_sample: int, observers: Sequence[Observer]) -> Ending:
     """All rounds that are left, and what the run has come to."""
-    seconds = parts.begun.folder.drop_summary()
+    seconds_before = parts.begun.folder.drop_summary()
     server, clients = parts.server(), parts.clients(bytes_per_sample)
     with patient_interrupt() as interrupted:
         metrics, watchers = parts.watchers(server, observers, interrupted)
@@ -103,6 +102,12 @@ def _train(parts: Assembly, bytes_per_sample: int, observers: Sequence[Observer]
             log.warning("all rounds are already trained: only the results are written again")
         stopped = train(server, clients, parts.selection, watchers)
     return Ending(
-        parts.setup, parts.begun, parts.ledger, parts.statements, metrics.rows, server.model,
-        stopped, seconds,
-    )  # fmt: skip
+        setup=parts.setup,
+        begun=parts.begun,
+        ledger=parts.ledger,
+        statements=parts.statements,
+        rows=metrics.rows,
+        final=server.model,
+        stopped=stopped,
+        seconds_before=seconds_before,
+    )

@@ -1,7 +1,8 @@
 """The server half: its state, the stages, and aggregation.
 
-It sees messages. It never sees records, accounts or budgets, and imports nothing that knows them
-(`tests/federation/test_server.py` holds that), so a deployment uses it as it is.
+It sees messages. It never sees records, accounts or budgets, and its files import nothing that
+knows them (`tests/federation/test_server.py` holds that). In a simulation the trusted server and
+the shuffler run here as well; in a deployment they are parties of their own.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Server:
         stages: What happens to messages and model, in this order.
         averaging: How much the average over rounds keeps of earlier models, in [0, 1); 0 for the
             last model itself.
-        learning_rate: The clients' learning rate in a round, the first is 1.
+        learning_rate: The clients' learning rate by the number of the round, counted from 1.
 
     Example:
         >>> import torch
@@ -81,7 +82,7 @@ class Server:
         return Request(round_, received, self._learning_rate(round_), self.settled)
 
     def receive(self, round_: int, messages: Sequence[ClientMessage]) -> list[ClientMessage]:
-        """Aggregate a round's messages; the messages as the method was given them."""
+        """Aggregate a round's messages; the messages as they are after all stages, not sorted."""
         device = self._state["model"].device
         seen = [message.to(device) for message in messages]
         for stage in self.stages:

@@ -1,4 +1,8 @@
-"""Those who watch a run: metrics, checkpoints, observers, interrupts. None of them changes it."""
+"""Those who watch a run: metrics, checkpoints, observers, interrupts.
+
+None of them changes what is computed. Checkpoints decide which messages clients may forget, and an
+interrupt ends the run. They are called in the order in which a run lists them.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,7 @@ class FinishedRound:
     round: int
     answers: Answers
     messages: Sequence[ClientMessage]
-    """As the server's method was given them, after all stages."""
+    """As they are after all stages, in the order in which they arrived."""
     began: float
     """By `time.perf_counter`."""
 

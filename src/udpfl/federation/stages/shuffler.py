@@ -1,10 +1,11 @@
 """The shuffler: between clients and server, it takes names and order off a round's messages.
 
-It is a party of its own. Clients hand it what they have released, so it needs no trust for their
-privacy: their noise is in the messages already. What it is trusted with is anonymity alone, that it
-keeps no list and does not work with the server. What it hands on has no name, no events (a client's
-noise would name it) and no metadata but the public weight, in an order drawn from the operating
-system's entropy. Names stay on the clients' side, with the ledger and the checkpoint.
+It is a party of its own, which a simulation runs in the process of the server. Clients hand it what
+they have released, so it needs no trust for their privacy: their noise is in the messages already.
+What it is trusted with is anonymity alone, that it keeps no list and does not work with the server.
+What it hands on has no name, no events (a client's noise would name it) and no metadata but the
+public weight, in an order drawn from the operating system's entropy. Names stay on the clients'
+side, with the ledger and the checkpoint.
 
 No guarantee becomes smaller by it: see `udpfl.accounting.shuffling` for the conditions that would
 be needed, and docs/mathematics.md, section 7.
