@@ -146,7 +146,7 @@ class Setup:
         """How good a model is on the test records."""
         return evaluate(self.model, parameters, *self.test, self.data.task)
 
-    @property
+    @cached_property
     def schedule(self) -> Schedule:
         """Who is asked in which round."""
         return draw_schedule(self.config)
@@ -161,7 +161,7 @@ class Setup:
         """What names the records of each client."""
         return fingerprints_of(self.config, self.data, self.parts)
 
-    @property
+    @cached_property
     def holding(self) -> Holding:
         """Which records the clients hold, for a ledger that runs share."""
         is_shared = self.config.privacy.ledger is not None
