@@ -54,6 +54,7 @@ METHODS: dict[str, dict[str, Any]] = {
     f"fedprox, {STEPS} steps": {"local_steps": STEPS, "options": {"mu": 0.1}},
     f"scaffold, {STEPS} steps": {"local_steps": STEPS},
     "bezier": {"local_steps": 1},
+    "client-bezier": {"local_steps": 1},
     "fedavg, clip by quantile": {"local_steps": 1, "learning_rate": 0.4},
     "fedavg, increasing pace": {"local_steps": 1},
     "fedavg, not private": {"local_steps": 1, "learning_rate": 0.1, "server_momentum": 0.9},

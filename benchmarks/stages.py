@@ -18,12 +18,12 @@ REST = "everything else"
 STAGES: Mapping[str, Sequence[str]] = {
     "forward and backward": ("udpfl.engine.lanes:LaneModel.gradients",),
     "norms": (
-        "udpfl.engine.gradients:BookKept.norms",
-        "udpfl.engine.gradients:WrittenOut.norms",
+        "udpfl.engine._gradients:BookKept.norms",
+        "udpfl.engine._gradients:WrittenOut.norms",
     ),
     "weighted sums": (
-        "udpfl.engine.gradients:BookKept.weighted_sum",
-        "udpfl.engine.gradients:WrittenOut.weighted_sum",
+        "udpfl.engine._gradients:BookKept.weighted_sum",
+        "udpfl.engine._gradients:WrittenOut.weighted_sum",
     ),
     "noise": ("udpfl.engine.noise:MechanismNoiser.add",),
     "sampling": ("udpfl.engine.training:_draw",),
@@ -34,8 +34,8 @@ STAGES: Mapping[str, Sequence[str]] = {
     ),
     "averaging": ("udpfl.algorithms.fedavg:FedAvg.aggregate",),
     "charging": (
-        "udpfl.ledger.reader:LedgerReader.message",
-        "udpfl.ledger.reader:LedgerReader.refusals",
+        "udpfl.ledger._reader:LedgerReader.message",
+        "udpfl.ledger._reader:LedgerReader.refusals",
         "udpfl.ledger.ledger:Ledger.commit",
     ),
     "checkpoint": (
@@ -43,7 +43,7 @@ STAGES: Mapping[str, Sequence[str]] = {
         "udpfl.runs.folder:RunFolder.append_metrics",
     ),
     "evaluation": ("udpfl.federation.setup:evaluate",),
-    "statements": ("udpfl.federation.statements:Statements.of_all",),
+    "statements": ("udpfl.federation._statements:Statements.of_all",),
 }
 OPTIONAL = ("evaluation", "statements")
 """What `training.evaluate_every` decides: how good the model is, and what it has cost so far."""

@@ -1,6 +1,7 @@
 """Tables of what is built in, made from the registries: what is registered is in the table.
 
-`python docs/tables.py` prints them; the site has them on the page about what is built in.
+`python docs/tables.py` prints them; the site has them on the pages about what is built in and about
+the command line.
 """
 
 from __future__ import annotations
@@ -87,11 +88,29 @@ def data_sets() -> str:
     )
 
 
+def commands() -> str:
+    """Every verb of the command, by what its help begins with."""
+    import typer
+
+    from udpfl.cli.app import app
+
+    def verbs(command: Any, words: tuple[str, ...]) -> Iterable[tuple[str, str]]:
+        if hasattr(command, "commands"):
+            for name, inner in command.commands.items():
+                yield from verbs(inner, (*words, name))
+        else:
+            does = " ".join(command.help.partition("\n\n")[0].split())
+            yield f"`{' '.join(words)}`", does
+
+    return _table(("command", "does"), verbs(typer.main.get_command(app), ("udpfl",)))
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "mechanisms": mechanisms,
     "methods": methods,
     "models": models,
     "data-sets": data_sets,
+    "commands": commands,
 }
 
 

@@ -25,6 +25,7 @@ import scaling
 import stages
 import tables
 import training
+import vector_noise
 import versions
 import workload
 from workload import TOY, Used, Workload
@@ -230,6 +231,19 @@ def test_the_page_about_methods_quotes_the_result_file() -> None:
     found = methods.RESULTS / "methods.json"
     page = methods.DOCUMENT.read_text()
     assert tables.filled(page, "methods", methods.table(methods.known(found))) == page
+
+
+def test_noise_of_whole_vectors_is_compared_and_priced(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vector_noise, "DIMENSIONS", (2,))
+    monkeypatch.setattr(vector_noise, "PRICED", 50)
+    monkeypatch.setattr(vector_noise, "proved", lambda noise, dimension: 0.5)
+    vector_noise.table()
+    row = capsys.readouterr().out.splitlines()[-1]
+    assert row.startswith("| 2 | 1.4090 / 1.4142 = 0.9963 | 0.3014 / 0.3536 = 0.8526 |")
+    vector_noise.price()
+    assert capsys.readouterr().out.count("x independent Staircase noise") == 5
 
 
 @pytest.mark.slow

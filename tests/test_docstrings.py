@@ -32,7 +32,7 @@ PACKAGES = [
 """What each has in `__all__` is public."""
 BESIDES = [
     "udpfl.analysis.between_runs:connect",
-    "udpfl.analysis.convergence:measure",
+    "udpfl.analysis._convergence:measure",
     "udpfl.analysis.errors:errors",
     "udpfl.analysis.extra_rounds:network_curves",
     "udpfl.analysis.extra_rounds:study",

@@ -32,18 +32,22 @@ OPTIONS = {
     "mode-connectivity": {"steps": 20},
 }  # fmt: skip
 BUDGETS = [2.0, 4.0, 8.0]
+ANSWERS = {"ldp-fed": "linf", "cldp-sgd": "l2", "ldp-fl": "linf"}
+"""Methods that answer by randomised response, and the norm of their clip."""
+ONE_STEP = ("fedsgd", "cldp-sgd", "ldp-fl")
 
 
 def by_method():
     """Every method as it is used by default, in the units that it has."""
     for name in BUILT_IN:
-        units = ["client"] if name in ("dp-fedavg", "nbafl") else ["record", "client"]
+        units = ["client"] if BUILT_IN[name].unit == "client" else ["record", "client"]
+        own = {"mechanism": "auto", "norm": ANSWERS[name]} if name in ANSWERS else {}
         for unit in units:
             yield (
                 f"{name}, {unit}",
                 {
                     "training": {"algorithm": name, "options": OPTIONS.get(name, {})},
-                    "privacy": CLIENT if unit == "client" else {},
+                    "privacy": {**CLIENT, **own} if unit == "client" else {},
                 },
             )
 
@@ -98,7 +102,7 @@ def settings(case, folder):
     if privacy != "none":
         privacy = {"mechanism": "gaussian", "randomness": "seeded", **privacy}
     training = {"rounds": ROUNDS, "local_steps": 2, "learning_rate": 0.5, **own.get("training", {})}
-    if training.get("algorithm") == "fedsgd":
+    if training.get("algorithm") in ONE_STEP:
         training["local_steps"] = 1
     public = BUILT_IN[training.get("algorithm", "fedavg")].needs_public
     data = {"clients": 3, **({"public": 0.2} if public else {}), **own.get("data", {})}

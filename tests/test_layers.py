@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -87,3 +87,71 @@ def test_an_import_from_above_is_found(tmp_path, line):
     assert len(upward(tmp_path)) == 1
     (tmp_path / "engine/steps.py").write_text("from udpfl.mechanisms import Mechanism")
     assert upward(tmp_path) == []
+
+
+def modules(root: Path) -> dict[str, Path]:
+    """Every module by its full name; packages aside."""
+    files = [path for path in sorted(root.rglob("*.py")) if path.name != "__init__.py"]
+    return {
+        ".".join(("udpfl", *path.relative_to(root).with_suffix("").parts)): path for path in files
+    }
+
+
+def imported(path: Path, known: Collection[str]) -> set[str]:
+    """The modules among `known` that a file imports, or imports from."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found & set(known)
+
+
+def wrongly_named(root: Path) -> list[str]:
+    """Modules with an underscore that others import, and modules without one that nobody does.
+
+    Others are packages beside and above, the package's own `__init__`, and for a verb of the
+    command the file that registers it.
+    """
+    known, outside = modules(root), set()
+    for path in root.rglob("*.py"):
+        name = ".".join(("udpfl", *path.relative_to(root).with_suffix("").parts))
+        user = name.removesuffix(".__init__")
+        for module in imported(path, known):
+            package = module.rpartition(".")[0]
+            registers = user == "udpfl.cli.app" and "._" not in module
+            if user == package or not user.startswith(f"{package}.") or registers:
+                outside.add(module)
+    return [
+        module
+        for module in known
+        if "." in module.removeprefix("udpfl.") and ("._" in module) == (module in outside)
+    ]
+
+
+NOT_IMPORTED = {
+    "udpfl.engine.merging",  # for many trainings at once
+    "udpfl.audit.power",  # for benchmarks
+    "udpfl.cli.analyze",  # which `_convergence` adds to
+    "udpfl.cli.budget",  # which `_decisions` adds to
+}
+
+
+def test_private_modules_have_an_underscore():
+    assert set(wrongly_named(ROOT)) == NOT_IMPORTED
+
+
+def test_a_private_module_that_others_import_is_found(tmp_path):
+    for name in ("engine", "cli"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("")
+    (tmp_path / "engine/_steps.py").write_text("")
+    (tmp_path / "engine/training.py").write_text("from udpfl.engine._steps import x")
+    (tmp_path / "engine/__init__.py").write_text("from udpfl.engine.training import train")
+    assert wrongly_named(tmp_path) == []
+    (tmp_path / "cli/__init__.py").write_text("from udpfl.engine import _steps")
+    assert wrongly_named(tmp_path) == ["udpfl.engine._steps"]
+    (tmp_path / "cli/__init__.py").write_text("")
+    (tmp_path / "engine/__init__.py").write_text("")
+    assert wrongly_named(tmp_path) == ["udpfl.engine.training"]

@@ -39,7 +39,15 @@ from udpfl.harmonizer import (
     match,
 )
 from udpfl.ledger import Ledger
-from udpfl.mechanisms import Gaussian, Laplace, Mechanism, Staircase, Tabulated
+from udpfl.mechanisms import (
+    Gaussian,
+    Laplace,
+    Mechanism,
+    R2dp,
+    Staircase,
+    StaircaseL1,
+    Tabulated,
+)
 from udpfl.planning import Plan, PlanRow, plan
 
 if TYPE_CHECKING:
@@ -93,6 +101,7 @@ __all__ = [
     "PoissonSampled",
     "PrivacyStatement",
     "PureDP",
+    "R2dp",
     "Release",
     "Repeated",
     "Run",
@@ -101,6 +110,7 @@ __all__ = [
     "Setting",
     "Shuffled",
     "Staircase",
+    "StaircaseL1",
     "Tabulated",
     "UdpflError",
     "Unsupported",

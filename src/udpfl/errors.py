@@ -26,6 +26,10 @@ class InvalidInput(UdpflError, ValueError):
         super().__init__(f"{parameter}: {message}")
 
 
+class UnknownKey(InvalidInput):
+    """A key that no configuration has."""
+
+
 class Unsupported(UdpflError):
     """A combination for which no valid accounting is known. Refused, never approximated."""
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from udpfl.harmonizer import ranked
 from udpfl.mechanisms import BUILT_IN, Mechanism
 from udpfl.planning import plan
 
@@ -78,7 +79,7 @@ def _noise_levels(
 ) -> dict[str, list[tuple[float, Mechanism]]]:
     """Budgets around epsilon and the noise of each, by mechanism, as far as there is one."""
     without_dimension = options["dimension"] is None
-    built_in = [name for name, k in BUILT_IN.items() if k.is_isotropic or not without_dimension]
+    built_in = [n for n in ranked() if BUILT_IN[n].is_isotropic or not without_dimension]
     levels: dict[str, list[tuple[float, Mechanism]]] = {
         name: [] for name in (*built_in, *(noise.name for noise in own))
     }

@@ -7,10 +7,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from udpfl.accounting import Accountant, Accounting, Norm, PrivacyStatement, Sensitivity
+from udpfl.accounting import (
+    Accountant,
+    Accounting,
+    Norm,
+    PrivacyStatement,
+    Sensitivity,
+    account,
+)
 from udpfl.errors import InvalidInput, Unsupported
-from udpfl.harmonizer import Choice, Rank, Setting, choose
-from udpfl.mechanisms import BUILT_IN, Mechanism
+from udpfl.harmonizer import Choice, Matched, Rank, Setting, choose, ranked
+from udpfl.mechanisms import BUILT_IN, Gaussian, Mechanism
 from udpfl.plugins import offered, own_mechanism
 
 
@@ -28,6 +35,8 @@ class PlanRow:
     """What all steps together cost; None where it is impossible."""
     why: str
     """The reason for its place, or what rules it out."""
+    matched: Matched | None = None
+    """What it was matched to, if it was."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; infinite numbers are the string "inf", missing ones null."""
@@ -39,9 +48,11 @@ class PlanRow:
             row |= {k: v for k, v in self.statement.to_dict().items() if k in row}
             row["parameters"] = {k: float(v) for k, v in self.noise.parameters.items()}
             row["noise_std"], row["mean_abs"] = self.noise.noise_std, self.noise.mean_abs
-            extra = {"why": self.why}
+            extra: dict[str, Any] = {"why": self.why}
         else:
             extra = {"error": self.why}
+        if self.matched is not None:
+            extra["matched"] = self.matched.to_dict()
         finite = {k: "inf" if v == math.inf else v for k, v in row.items()}
         return {"mechanism": self.mechanism, "rank": self.rank, **finite, **extra}
 
@@ -60,6 +71,8 @@ class Plan(Sequence[PlanRow]):
     """One for each mechanism."""
     setting: Setting
     """What they were calibrated for."""
+    reference: PlanRow | None = None
+    """The Gaussian that they were matched to; None where they keep a budget."""
 
     @property
     def best(self) -> PlanRow:
@@ -76,15 +89,17 @@ class Plan(Sequence[PlanRow]):
         return iter(self.rows)
 
     def to_list(self) -> list[dict[str, Any]]:
-        """The rows as plain data, ready for JSON."""
-        return [row.to_dict() for row in self.rows]
+        """The rows as plain data, ready for JSON; last the reference, if there is one."""
+        reference = () if self.reference is None else (self.reference,)
+        return [row.to_dict() for row in (*self.rows, *reference)]
 
 
 def plan(
     mechanism: str | Mechanism | Sequence[str | Mechanism] = "auto",
     *,
-    epsilon: float,
     steps: int,
+    epsilon: float | None = None,
+    match: float | None = None,
     delta: float = 1e-5,
     sampling_rate: float = 1.0,
     clip: float = 1.0,
@@ -96,19 +111,25 @@ def plan(
 ) -> Plan:
     """The smallest noise per mechanism that keeps (epsilon, delta) over `steps` releases.
 
+    With `match` it is the smallest whose Rényi divergence, release by release, is at no order above
+    that of a Gaussian.
+
     Args:
-        mechanism: The name of a built-in one, "all" (the ranking of all of those), "auto" (its
+        mechanism: The name of a built-in one, "all" (a ranking of those), "auto" (its
             first row), a mechanism of your own, as an instance or by its place
             ("package.module:Name"), or a list of them to rank.
-        epsilon: Of the budget, above 0.
         steps: How many releases there are.
+        epsilon: Of the budget, above 0; needed without `match`, which makes it a bound that the
+            matched noise must not exceed.
+        match: Noise multiplier of the Gaussian to match: its standard deviation over the clip
+            (over the largest l2 norm of a clipped gradient, if `norm` is "linf").
         delta: Of the budget; 0 asks for pure DP.
         sampling_rate: Probability with which a record takes part in a step.
         clip: Bound on one record's gradient, in `norm`.
         norm: "l1", "l2" or "linf".
         dimension: Number of coordinates; may be left out for Gaussian noise under l1 or l2.
         accounting: "vector", or "scalar" for the paper's nominal number.
-        accountant: "rdp", "pld" or "best".
+        accountant: "rdp", "pld", "best", or with scalar accounting "paper", the paper's own.
         rank: The error to rank by: "l2" (root mean square) or "l1" (mean absolute).
 
     Returns:
@@ -124,11 +145,14 @@ def plan(
         >>> round(best.noise.noise_std, 2)
         0.96
     """
+    if epsilon is None and match is None:
+        raise InvalidInput("epsilon", "is needed: the budget, unless `match` names a Gaussian")
     wanted = _wanted(mechanism)
     sensitivity = Sensitivity(clip, norm, dimension)
     setting = Setting(
-        epsilon, delta, steps, sensitivity, sampling_rate, "record", accountant, accounting
-    )
+        math.inf if epsilon is None else epsilon, delta, steps, sensitivity, sampling_rate,
+        "record", accountant, accounting, reference=match,
+    )  # fmt: skip
     if norm == "linf" or not all(map(_is_isotropic, wanted)):
         _ = sensitivity.coordinates  # raises where the dimension is needed and missing
     choices = choose(setting, wanted, rank)
@@ -137,14 +161,15 @@ def plan(
         raise Unsupported(choices[0].why)
     if mechanism == "auto":
         choices = choices[:1]
-    return Plan(tuple(_row(i, choice) for i, choice in enumerate(choices, 1)), setting)
+    rows = tuple(_row(i, choice) for i, choice in enumerate(choices, 1))
+    return Plan(rows, setting, None if match is None else _reference(setting, match))
 
 
 def _wanted(mechanism: str | Mechanism | Sequence[str | Mechanism]) -> tuple[str | Mechanism, ...]:
     """The mechanisms to rank: names of built-in ones, and one's own."""
     if isinstance(mechanism, (list, tuple)) and mechanism:
         return tuple(map(_known, mechanism))
-    return tuple(BUILT_IN) if mechanism in ("auto", "all") else (_known(mechanism),)
+    return tuple(ranked()) if mechanism in ("auto", "all") else (_known(mechanism),)
 
 
 def _known(mechanism: Any) -> str | Mechanism:
@@ -174,4 +199,13 @@ def _row(place: int, choice: Choice) -> PlanRow:
     found = choice.calibrated
     if found is None:
         return PlanRow(choice.name, None, None, None, choice.why)
-    return PlanRow(choice.name, place, found.mechanism, found.statement, choice.why)
+    is_matched = found.setting.reference is not None
+    matched = Matched.of(found.mechanism, found.setting) if is_matched else None
+    return PlanRow(choice.name, place, found.mechanism, found.statement, choice.why, matched)
+
+
+def _reference(setting: Setting, multiplier: float) -> PlanRow:
+    noise = Gaussian(setting.reference_noise(multiplier).std)
+    cost = account(setting.event(noise), setting.delta, setting.accountant, setting.accounting)
+    why = f"the Gaussian with noise multiplier {multiplier:g} that the others match"
+    return PlanRow("reference", None, noise, cost, why, Matched.of(noise, setting))

@@ -7,9 +7,6 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec, cast
 
-from torch import Tensor
-
-from udpfl.algorithms import ClientMessage
 from udpfl.federation import Observer, Run
 from udpfl.federation import run as train
 from udpfl.report import write_report
@@ -20,15 +17,6 @@ P = ParamSpec("P")
 
 class ReportPage(Observer):
     """Writes report.html into the folder of a run that has ended."""
-
-    def on_message(self, message: ClientMessage) -> None:
-        return None
-
-    def on_model(self, round_: int, model: dict[str, Tensor]) -> None:
-        return None
-
-    def on_round(self, row: dict[str, Any]) -> None:
-        return None
 
     def on_end(self, run: Run) -> None:
         try:

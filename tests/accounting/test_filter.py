@@ -146,7 +146,11 @@ def test_a_statement_that_was_written_before_is_still_read():
 def test_noise_is_calibrated_to_a_filter(kind):
     planned = Filter.planned(2.0, DELTA)
     past = Repeated(gaussian(20.0, 0.1), 10)
-    setting = Setting(2.0, DELTA, 50, ONE, 0.1, accountant=planned, besides=(past,))
+
+    def pays_for(noise):
+        return Composed((Repeated(PoissonSampled(0.1, Release(noise, ONE)), 50), past))
+
+    setting = Setting(2.0, DELTA, 50, ONE, 0.1, accountant=planned, pays_for=pays_for)
     found = calibrate(kind, setting)
     releases = Repeated(PoissonSampled(0.1, Release(found.mechanism, ONE)), 50)
     total = planned.epsilon(Composed((releases, past)), DELTA)

@@ -18,6 +18,7 @@ from udpfl import (
     Laplace,
     PoissonSampled,
     Release,
+    Repeated,
     Sensitivity,
     Unsupported,
     account,
@@ -207,6 +208,17 @@ def test_several_gaussian_releases_of_one_sample_are_one_of_less_noise():
     assert leaf.event.mechanism.std == pytest.approx((1 / 4 + 2 / 9) ** -0.5)
 
 
+def test_the_same_release_several_times_on_one_sample_stays_what_it_is():
+    twice = sampled(0.1, dp.SelfComposedDpEvent(dp.LaplaceDpEvent(2.0), 2))
+    release = Release(Laplace(2.0), Sensitivity(1.0, "l1", 1))
+    (leaf,) = leaves(from_dp_accounting(twice, dimension=1))
+    assert leaf == PoissonSampled(0.1, Repeated(release, 2))
+    gaussian_twice = sampled(0.1, dp.SelfComposedDpEvent(dp.GaussianDpEvent(2.0), 2))
+    wanted = RdpAccountant().compose(gaussian_twice).get_epsilon(1e-5)
+    ours = account(from_dp_accounting(gaussian_twice), 1e-5, "rdp").epsilon
+    assert ours == pytest.approx(wanted, rel=0.01)
+
+
 def test_a_laplace_event_says_nothing_of_its_dimension():
     with pytest.raises(InvalidInput, match=r"dimension.*how many coordinates"):
         from_dp_accounting(dp.LaplaceDpEvent(2.0))
@@ -230,8 +242,8 @@ ONE = dp.GaussianDpEvent(1.0)
         (dp.RandomizedResponseDpEvent(0.5, 2), "RandomizedResponseDpEvent"),
         (dp.SingleEpochTreeAggregationDpEvent(1.0, 4), "SingleEpochTreeAggregation"),
         (dp.GaussianDpEvent(0.0), "no budget can cover it"),
-        (sampled(0.1, dp.SelfComposedDpEvent(dp.LaplaceDpEvent(1.0), 2)), "one release"),
-        (sampled(0.1, sampled(0.1, ONE)), "one release"),
+        (sampled(0.1, dp.ComposedDpEvent([dp.LaplaceDpEvent(1.0), ONE])), "one kind of release"),
+        (sampled(0.1, sampled(0.1, ONE)), "one kind of release"),
         (dp.ComposedDpEvent([ONE, dp.NonPrivateDpEvent()]), "NonPrivateDpEvent"),
     ],
 )

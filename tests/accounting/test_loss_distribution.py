@@ -208,7 +208,8 @@ class TestLossDistribution:
 @pytest.mark.parametrize("rate", [1.0, 0.3, 0.01])
 def test_many_equal_losses_add_up_as_the_library_adds_them(count, rate):
     """The same grid, composed by dp-accounting; where its tails are cut differs, and no more."""
-    curve, _ = loss_distribution._curve(Release(Gaussian(2.0), Sensitivity(1.0, "l2", 3)), 1, 1.0)
+    release = Release(Gaussian(2.0), Sensitivity(1.0, "l2", 3))
+    curve, _ = loss_distribution._curve(release, 1, 1, 1.0)
     for adding in (False, True):
         part = loss_distribution._pmf(loss_distribution._sampled(curve, rate, adding), 1e-2, count)
         ours = loss_distribution._self_compose(part, count)

@@ -53,7 +53,7 @@ releases = st.builds(Release, mechanisms, sensitivities, units)
 pure = st.builds(PureDP, numbers, units, st.just("add-remove"), st.booleans())
 replaced = st.builds(PureDP, numbers, units, st.just("replace-one"), st.booleans())
 answers = st.one_of(releases, pure, st.builds(PoissonSampled, rates, releases | pure))
-shuffled = st.builds(Shuffled, answers, whole_numbers, st.booleans())
+shuffled = st.builds(Shuffled, answers, whole_numbers, st.booleans(), whole_numbers)
 events = st.recursive(
     answers | shuffled | replaced,
     lambda inner: st.one_of(
@@ -84,6 +84,21 @@ def test_equal_events_have_equal_texts_whatever_the_number_types():
     first = event_to_json(plain)
     event_to_json.cache_clear()
     assert event_to_json(odd) == first
+
+
+def test_how_many_releases_a_message_holds_is_read_from_older_texts_as_one():
+    """An earlier version knew no others, and wrote no such field."""
+    one, several = Shuffled(TENTH, 10), Shuffled(TENTH, 10, releases=4)
+    former = {"type": "Shuffled", "event": event_to_dict(TENTH), "clients": 10, "identical": False}
+    assert event_to_dict(one) == former
+    assert event_from_dict(former) == event_from_dict({**former, "releases": 1}) == one
+    assert event_to_dict(several) == {**former, "releases": 4}
+    assert event_from_dict({**former, "releases": 4}) == several
+    for wrong in (0, 2.5, True, None, "3"):
+        with pytest.raises(InvalidInput, match="releases"):
+            event_from_dict({**former, "releases": wrong})
+    with pytest.raises(InvalidInput, match="unknown field"):
+        event_from_dict({**event_to_dict(STEP), "releases": 1})
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from udpfl.algorithms import ClientMessage, PublicData
+from udpfl.algorithms import ClientMessage, PublicData, Terms
 from udpfl.engine import LaneModel
 
 ADAPTIVE = ("fedadagrad", "fedadam", "fedyogi")
@@ -33,6 +33,12 @@ def public(points=((0.0, 0.0),), seed=0):
     x = torch.tensor(points)
     model = LaneModel(Line(), lambda out, _: out.square().sum(1))
     return PublicData(model, x, torch.zeros(len(x)), seed)
+
+
+def agreed(method, seed=0, rate=0.1, local_steps=1):
+    """The method, on the terms of a run of nine rounds with three clients."""
+    method.agree(Terms(3, 3, 9, local_steps, lambda _: rate, seed))
+    return method
 
 
 def prepared(method, data=None):

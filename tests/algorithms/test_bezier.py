@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.algorithms.samples import messages, prepared
+from tests.algorithms.samples import agreed, messages, prepared
 from udpfl.algorithms import Bezier, ServerStep
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -25,18 +25,25 @@ pytestmark = pytest.mark.usefixtures("one_thread")
         ({}, (4.0, 10.0)),
         # 1.1 w - 0.1 v + 1.2 (v - w) = 1.1 v - 0.1 w
         ({"constants": "paper"}, (2.65, 6.4)),
+        # 1.75 w - 0.75 v + 2.5 (v - w) = 1.75 v - 0.75 w
+        ({"constants": "least-loss"}, (3.625, 9.0)),
         # 2w - v + 3/2 u, u = (1.5, 4) / 4.272001873
-        ({"smoothness": 2.0}, (-0.5 + 1.5 * 0.351123442, -2.0 + 1.5 * 0.936329178)),
+        (
+            {"smoothness": 2.0, "step": "length"},
+            (-0.5 + 1.5 * 0.351123442, -2.0 + 1.5 * 0.936329178),
+        ),
         # 1.1 w - 0.1 v + 0.6 u
         (
-            {"smoothness": 2.0, "constants": "paper"},
+            {"smoothness": 2.0, "step": "length", "constants": "paper"},
             (0.85 + 0.6 * 0.351123442, 1.6 + 0.6 * 0.936329178),
         ),
+        # Four steps of 0.25 make v - w minus the mean gradient: 2w - v + 3/2 (v - w)
+        ({"smoothness": 2.0}, (1.75, 4.0)),
     ],
 )
 @pytest.mark.parametrize("r", [0.0, 0.25, 1.0])
 def test_the_bezier_update_by_hand(options, theta, r):
-    method = Bezier(ServerStep(), r=r, **options)
+    method = agreed(Bezier(ServerStep(), r=r, **options), rate=0.25, local_steps=4)
     found = method.aggregate(
         {"model": torch.tensor([1.0, 2.0])}, messages([[3.0, 0.0], [0.0, 8.0]], [5, 5])
     )["model"]
@@ -53,12 +60,10 @@ def test_the_mean_over_r_is_the_step_with_the_corrected_constants_only():
     sent = messages([[3.0, 4.0]], [1])
     means = {}
     for constants in ("corrected", "paper"):
-        ends = [
-            Bezier(ServerStep(), constants=constants, smoothness=0.5, r=r).aggregate(
-                {"model": torch.zeros(2)}, sent
-            )["model"]
-            for r in (0.0, 0.5, 1.0)
-        ]
+        ends = []
+        for r in (0.0, 0.5, 1.0):
+            method = Bezier(ServerStep(), constants=constants, smoothness=0.5, step="length", r=r)
+            ends.append(agreed(method).aggregate({"model": torch.zeros(2)}, sent)["model"])
         means[constants] = (ends[0] + 4 * ends[1] + ends[2]) / 6
     assert means["corrected"].tolist() == pytest.approx([1.2, 1.6])  # length 2 = 1/L along (3, 4)
     assert means["paper"].norm() != pytest.approx(2.0, rel=0.05)
@@ -82,6 +87,6 @@ def test_r_is_drawn_from_the_round_and_uniform():
 
 
 def test_an_update_of_nothing_stays():
-    method = Bezier(ServerStep(), smoothness=1.0, r=0.5)
+    method = agreed(Bezier(ServerStep(), smoothness=1.0, step="length", r=0.5))
     found = method.aggregate({"model": torch.tensor([2.0])}, messages([[0.0]], [1]))["model"]
     assert found.tolist() == [2.0]

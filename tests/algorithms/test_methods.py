@@ -24,6 +24,7 @@ of_records = pytest.mark.parametrize(
     "method", [name for name, method in BUILT_IN.items() if method.unit == "record"]
 )
 PUBLIC = {"mode-connectivity": 0.2}
+WHOLE = ("dp-fedavg", "nbafl", "ldp-fed", "cldp-sgd", "ldp-fl")
 
 
 # What holds for all of them
@@ -36,9 +37,11 @@ def blobs():
 
 
 def private(method, folder, privacy, **training):
-    """Four rounds of three among four clients; several local steps where the method takes them."""
+    """Four rounds of three among four clients, or of all where the method needs them; several local
+    steps where it takes them."""
     options = {
         "trimmed-mean": {"trim": 0.34}, "fedprox": {"mu": 0.5}, "mode-connectivity": {"steps": 3},
+        "client-bezier": {"smoothness": "estimated"},
     }.get(method, {})  # fmt: skip
     return udpfl.run(
         {
@@ -51,7 +54,7 @@ def private(method, folder, privacy, **training):
             "algorithm": method,
             "options": options,
             "rounds": 4,
-            "clients_per_round": 3,
+            "clients_per_round": None if BUILT_IN[method].shares_steps else 3,
             "local_steps": 1 if method == "fedsgd" else 2,
             "learning_rate": 0.5,
             "server_learning_rate": 0.05 if method in ADAPTIVE else 1.0,
@@ -118,7 +121,8 @@ def test_a_method_charges_what_it_trains_and_stays_within_budget(tmp_path, metho
         spent = account(Repeated(event, person["rounds"] * per_round), 1e-4).epsilon
         assert result.clients[person["name"]].epsilon == pytest.approx(spent, rel=1e-6)
         assert 2.8 < spent <= 3.0
-    assert sum(person["rounds"] for person in people) == 3 * training.rounds
+    asked = training.clients_per_round or 4
+    assert sum(person["rounds"] for person in people) == asked * training.rounds
     assert result.privacy.kind == "guarantee"
 
 
@@ -126,7 +130,7 @@ def test_every_method_states_its_facts():
     for name, method in BUILT_IN.items():
         assert method.name == name
         assert issubclass(method, Algorithm)
-        assert method.unit == ("client" if name in ("dp-fedavg", "nbafl") else "record")
+        assert method.unit == ("client" if name in WHOLE else "record")
         for fact in ("paper", "releases", "guarantee"):
             assert fact in {key for kind in method.__mro__[:-3] for key in vars(kind)}, (name, fact)
             assert getattr(method, fact).strip()
@@ -189,6 +193,18 @@ REFUSED = {
     "a count": ("fedmed", {}, {"top_k": 0}, "training.options.top_k", "from 1"),
     "a part of a client": ("fedmed", {}, {"top_k": 1.5}, "training.options.top_k", "from 1"),
     "an option of another": ("scaffold", {}, {"mu": 0.1}, "training.options.mu", "are: none"),
+    "several steps of one message": (
+        "cldp-sgd", {"local_steps": 2}, {}, "training.local_steps", "one step"),
+    "no answers": ("ldp-fl", {}, {"answers": 0}, "training.options.answers", "from 1"),
+    "half an answer": ("cldp-sgd", {}, {"answers": 0.5}, "training.options.answers", "from 1"),
+    "a step back": ("rdp-pfl", {}, {"inner": -1.0}, "training.options.inner", "from 0"),
+    "no layers": ("cofel-avg", {}, {"keep": 0.0}, "training.options.keep", "above 0"),
+    "more than all layers": ("cofel-avg", {}, {"keep": 1.5}, "training.options.keep", "up to 1"),
+    "no steps": ("als-dpfl", {}, {"most": 0}, "training.options.most", "from 1"),
+    "fewer steps than planned": (
+        "als-dpfl", {"local_steps": 4}, {"most": 3}, "training.options.most", "at least"),
+    "steps shared among some": (
+        "als-dpfl", {"clients_per_round": 2}, {}, "training.clients_per_round", "all clients"),
     "a name nearly right": ("scafold", {}, {}, "training.algorithm", "did you mean scaffold"),
 }  # fmt: skip
 

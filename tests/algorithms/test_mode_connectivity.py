@@ -118,6 +118,13 @@ def test_a_server_that_was_not_prepared_says_so():
         ("bezier", {"constants": "other"}, "constants"),
         ("bezier", {"smoothness": 0}, "smoothness"),
         ("bezier", {"r": 1.5}, "r"),
+        ("bezier", {"step": "giant"}, "step"),
+        ("bezier", {"smoothness": "estimated"}, "smoothness"),
+        ("client-bezier", {"constants": "other"}, "constants"),
+        ("client-bezier", {"smoothness": -1}, "smoothness"),
+        ("client-bezier", {"smoothness": "guessed"}, "smoothness"),
+        ("client-bezier", {"step": ""}, "step"),
+        ("client-bezier", {"r": float("nan")}, "r"),
         ("mode-connectivity", {"curve": "spline"}, "curve"),
         ("mode-connectivity", {"point": "worst"}, "point"),
         ("mode-connectivity", {"steps": -1}, "steps"),
@@ -192,7 +199,7 @@ def test_a_run_says_that_its_public_records_are_not_protected(tmp_path):
     assert not any("public records" in note for note in plain.privacy.notes)
 
 
-@pytest.mark.parametrize("method", ["bezier", "mode-connectivity"])
+@pytest.mark.parametrize("method", ["bezier", "client-bezier", "mode-connectivity"])
 def test_a_resumed_run_ends_where_it_would_have(federate, tmp_path, method):
     training, data = {"algorithm": method}, {"public": 12}
     whole = federate(training=training, data=data)

@@ -7,9 +7,12 @@ import json
 import math
 import sys
 
+import mpmath
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 from torch import nn
 
@@ -63,9 +66,9 @@ def federate(tmp_path):
     return start
 
 
-def method(rounds, clients, **options):
+def method(rounds, clients, asked=None, **options):
     made = NbAFL(ServerStep(), **options)
-    made.agree(Terms(clients, clients, rounds, 1, lambda _: 0.1))
+    made.agree(Terms(clients, asked or clients, rounds, 1, lambda _: 0.1))
     return made
 
 
@@ -85,6 +88,73 @@ def test_the_noise_is_the_authors():
     all_seen = method(25, 4).own_noise(target)  # every upload is seen
     assert all_seen.up.std == pytest.approx(3.107511 * 25 * 0.05 / 5, rel=1e-6)
     assert all_seen.down is None
+
+
+def test_the_noise_for_some_clients_is_the_authors():
+    """Their formulas for K of N, in many digits: T = 25, K = 4, N = 10, L = 3, epsilon = 5."""
+    target = Target(epsilon=5.0, delta=0.01, clip=1.5, smallest=60)
+    noise = method(25, 10, asked=4, exposures=3).own_noise(target)
+    with mpmath.workdps(40):
+        share, eps, rounds, seen = mpmath.mpf(4) / 10, mpmath.mpf(5), 25, 3
+        gamma = -mpmath.log(1 - share + share * mpmath.exp(-eps / (seen * mpmath.sqrt(4))))
+        assert rounds > eps / gamma
+        b = -(rounds / eps) * mpmath.log(1 - 1 / share + mpmath.exp(-eps / rounds) / share)
+        c = mpmath.sqrt(2 * mpmath.log(mpmath.mpf("1.25") / mpmath.mpf("0.01")))
+        down = 2 * c * 1.5 * mpmath.sqrt((rounds / b) ** 2 - seen**2 * 4) / (60 * 4 * eps)
+    assert noise.down.std == pytest.approx(float(down), rel=1e-9)
+    assert noise.up.std == pytest.approx(3.107511 * 3 * 0.05 / 5, rel=1e-6)  # as for all of them
+    assert "which 4 of 10 clients a round asks" in noise.claim
+    assert "of 4 clients" not in method(25, 4, exposures=3).own_noise(target).claim
+
+
+@given(
+    rounds=st.integers(1, 500), asked=st.integers(1, 60), more=st.integers(1, 60),
+    seen=st.integers(1, 500), epsilon=st.floats(0.01, 200),
+)  # fmt: skip
+def test_noise_for_some_clients_begins_where_the_authors_say(rounds, asked, more, seen, epsilon):
+    seen = min(seen, rounds)
+    noise = method(rounds, asked + more, asked, exposures=seen).own_noise(
+        Target(epsilon, 0.01, 1.0, 10)
+    )
+    with mpmath.workdps(60):
+        share = mpmath.mpf(asked) / (asked + more)
+        gamma = -mpmath.log(1 - share * (1 - mpmath.exp(-epsilon / (seen * mpmath.sqrt(asked)))))
+        begins = epsilon / gamma
+    if abs(rounds - begins) > 1e-6 * rounds:
+        assert (noise.down is not None) == (rounds > begins)
+
+
+def test_some_clients_are_nearly_all_of_them():
+    """K / N towards 1: the formula for some goes over into the one for all."""
+    target = Target(epsilon=5.0, delta=0.01, clip=1.5, smallest=60)
+    most = method(25, 100_001, asked=100_000, exposures=1)._lacking(0.01)
+    assert method(1000, 1001, asked=1000, exposures=1)._lacking(5.0) == pytest.approx(
+        method(1000, 1000, exposures=1)._lacking(5.0), rel=2e-3
+    )
+    assert most == 0.0  # 25 rounds are below the root of so many
+    # what nobody knowing who was asked would be worth: less noise than for K clients of K
+    some = method(400, 40, asked=4, exposures=2).own_noise(target).down.std
+    assert some < method(400, 4, exposures=2).own_noise(target).down.std
+
+
+def test_some_clients_in_a_run(federate):
+    """A client pays for the rounds that asked it, and the server adds the noise of the formula."""
+    result, seen = federate(
+        {"epsilon": 1.0, "clip": 0.5}, {"rounds": 12, "clients_per_round": 2, "evaluate_every": 12},
+        options={"exposures": 1},
+    )  # fmt: skip
+    release = people_of(result)[0].release
+    for person in people_of(result):
+        own = udpfl.account(Repeated(release, person.rounds), 1e-3).epsilon
+        assert result.clients[person.name].epsilon == pytest.approx(own, rel=1e-6)
+    assert sum(person.rounds for person in people_of(result)) == 24
+    std = method(12, 3, asked=2, exposures=1).own_noise(Target(1.0, 1e-3, 0.5, 20)).down.std
+    for round_, model in enumerate(seen.models):
+        mean = torch.stack([m.tensors["parameters"] for m in seen.messages[2 * round_ :][:2]])
+        noise = (model - mean.mean(0)).numpy()
+        assert stats.kstest(noise, stats.norm(0, std).cdf).pvalue > 1e-6
+        for wrong in (2 / 3, 3 / 2):
+            assert stats.kstest(noise, stats.norm(0, wrong * std).cdf).pvalue < 1e-12
 
 
 def test_a_run_takes_its_numbers_from_the_configuration(federate):
@@ -331,7 +401,6 @@ def test_hardly_any_noise_leaves_the_fixed_point_of_a_proximal_training(federate
         ({"clip": [1.0, 2.0]}, {}, {}, r"privacy\.clip"),
         ({"delta": 0.0}, {}, {}, r"privacy\.delta"),
         ({"clip": 1e20}, {}, {}, r"privacy\.clip"),
-        ({}, {"clients_per_round": 2}, {}, r"clients_per_round"),
         ({}, {}, {"exposures": 0}, r"options\.exposures"),
         ({}, {}, {"exposures": 1.5}, r"options\.exposures"),
         ({}, {}, {"exposures": True}, r"options\.exposures"),

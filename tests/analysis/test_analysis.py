@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import udpfl
 from udpfl import Gaussian, InvalidInput, Laplace, Staircase, Unsupported
-from udpfl.analysis.convergence import Constants, Measured, line_fit, measure
+from udpfl.analysis._convergence import Constants, Measured, line_fit, measure
 from udpfl.analysis.convex import Convex
 from udpfl.analysis.errors import errors, milestones
 from udpfl.cli import main

@@ -25,7 +25,7 @@ from udpfl import (
     plan,
 )
 from udpfl.audit import Releases, audit_releases, canary
-from udpfl.audit.bounds import (
+from udpfl.audit._bounds import (
     delta_proved,
     epsilon_proved,
     gaussian_epsilon,
@@ -35,8 +35,8 @@ from udpfl.audit.bounds import (
     one_run_probability,
     one_run_proved,
 )
+from udpfl.audit._tally import Tally, judged
 from udpfl.audit.power import Spread, TooLittleNoise, added, refuted_always
-from udpfl.audit.tally import Tally, judged
 from udpfl.engine import Keyed, LaneModel, MechanismNoiser
 from udpfl.errors import InvalidInput
 

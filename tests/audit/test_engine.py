@@ -16,8 +16,8 @@ from torch import nn
 from tests.small import cross_entropy
 from udpfl import Gaussian, Laplace, Release, Repeated, Sensitivity, account
 from udpfl.audit import Subject, audit_engine
+from udpfl.audit._tally import Tally, judged
 from udpfl.audit.power import Spread, refuted_always
-from udpfl.audit.tally import Tally, judged
 from udpfl.engine import (
     Entropy,
     Keyed,

@@ -20,6 +20,7 @@ from tests.ledger.samples import raw
 from udpfl import (
     Budget,
     Composed,
+    Gaussian,
     InvalidInput,
     Laplace,
     Release,
@@ -32,6 +33,7 @@ from udpfl import (
 )
 from udpfl.audit.ledger import audit_ledger
 from udpfl.cli.audit import audit as audit_app
+from udpfl.ledger._balances import Balances
 from udpfl.ledger.charges import Charge
 from udpfl.ledger.ledger import Ledger
 
@@ -128,6 +130,7 @@ def test_what_has_no_second_bound_is_only_remarked(path):
         ann = ledger.account("ann", "aa")
         ledger.commit([charge(ann, 0, SecretlySelected(0.5, Composed([GAUSSIAN, TENTH])))])
         ledger.commit([charge(ann, 1, Shuffled(TENTH, 10))])
+        ledger.commit([charge(ann, 3, Repeated(Shuffled(TENTH, 10, releases=4), 4))])
         ledger.commit([charge(ann, 2, Release(Logistic(3.0), ONE))])
         wide = Release(Staircase(0.01, 0.001), Sensitivity(1.0, "l2", 30))
         ledger.commit([charge(ledger.account("bob", "bb"), 0, wide)])
@@ -373,6 +376,30 @@ def test_a_statement_that_is_too_large_is_a_remark(used, monkeypatch):
     assert found.sound
     # A filter states more than what is fixed beforehand costs, and is meant to.
     assert [remark[:9] for remark in found.remarks if "larger than" in remark] == ["client cy"]
+
+
+def test_charges_beyond_what_a_run_had_reserved_are_found(path, monkeypatch):
+    """By a ledger that does not look: neither an exchange nor what was given back is forgotten."""
+    with Ledger(path) as ledger:
+        begin(ledger)
+        ann = ledger.account("ann", 32 * "a")
+        ledger.set_budget(ann, Budget(50.0, 1e-5))
+        ledger.reserve("run", {ann: Repeated(GAUSSIAN, 4)})
+        ledger.commit([charge(ann, 0, GAUSSIAN)])
+        quieter = Release(Gaussian(40.0), Sensitivity(1.0))
+        assert ledger.exchange("run", {ann: Repeated(quieter, 2)}) == [ann]
+        ledger.commit([charge(ann, 1, quieter)])
+        assert audit_ledger(path).sound
+        monkeypatch.setattr(Balances, "is_within_plan", lambda *_: True)
+        ledger.commit([charge(ann, 2, GAUSSIAN)])  # it was exchanged
+        ledger.give_back("run")
+        ledger.commit([charge(ann, 3, quieter)])  # and this was given back
+        assert ledger.verify() == []
+    problems = audit_ledger(path).problems
+    wrong = [number for number in (3, 4) if any(f"charge {number} is" in p for p in problems)]
+    assert wrong == [3, 4]
+    assert len(problems) == 2
+    assert all("had reserved" in problem for problem in problems)
 
 
 # The command, and how long it takes

@@ -27,9 +27,9 @@ from udpfl import (
     account,
 )
 from udpfl.accounting.serial import event_to_json
-from udpfl.audit.costs import bounds
-from udpfl.audit.events import Noise, flattened, read, same_text
-from udpfl.audit.losses import pair_of
+from udpfl.audit._costs import bounds
+from udpfl.audit._events import Noise, flattened, read, same_text
+from udpfl.audit._losses import pair_of
 
 
 def enclosed(event, delta, times=1):

@@ -15,7 +15,7 @@ from tests.commands import command
 from tests.small import blobs, linear
 from udpfl import Gaussian, Release, Sensitivity, run
 from udpfl.audit import Subject
-from udpfl.audit.one_run import Guesses, OneRun, SurerGuesses, guessed, one_run, per_sample
+from udpfl.audit._one_run import Guesses, OneRun, SurerGuesses, guessed, one_run, per_sample
 from udpfl.audit.run import Target, audit_run
 from udpfl.config import Config, load
 from udpfl.engine import MechanismNoiser, Unclipped, noise
@@ -255,6 +255,7 @@ METHODS = {
     "dp-fedavg": ('algorithm = "dp-fedavg"\noptions = { participation = 0.5 }', 'unit = "client"'),
     "adaptive clip": ("", "clip_quantile = 0.5\nclip_share = 0.5"),
     "pace": ("", 'pace = "increasing"'),
+    "plateau": ("", 'pace = "plateau"\npace_follows = "update"\nledger = "site.sqlite"'),
 }
 
 

@@ -12,8 +12,8 @@ import udpfl
 from tests.small import blobs, linear
 from udpfl.accounting.events import PureDP
 from udpfl.cli import main, plan, run
-from udpfl.cli.analyze_tables import _table
-from udpfl.cli.progress import _Above
+from udpfl.cli._analyze_tables import _table
+from udpfl.cli._progress import _Above
 from udpfl.ledger.ledger import Ledger
 
 NASTY = ("[/x]", "[red]ward 7", ":warning: site", "[vote 7] of May", "back\\")

@@ -35,7 +35,7 @@ def names(found: list[dict]) -> list[str]:
 def test_high_dimension_ranks_gaussian_first(capsys):
     found = rows(capsys, "--mechanism", "all", "--epsilon", "8", "--dimension", "26010")
     assert names(found)[0] == "gaussian"
-    assert set(names(found)) == BUILT_IN.keys()
+    assert set(names(found)) == {name for name, kind in BUILT_IN.items() if kind.is_ranked}
     assert [row["rank"] for row in found] == list(range(1, len(found) + 1))
     for row in found:
         assert set(row) >= {
@@ -53,6 +53,40 @@ def test_one_dimension_puts_gaussian_last(capsys):
     assert names(found)[-1] == "gaussian"
 
 
+def test_noise_is_matched_to_a_gaussian_and_both_costs_are_told(capsys):
+    *found, reference = rows(capsys, "--mechanism", "all", "--match", "1.5", "--dimension", "10")
+    assert set(names(found)) == {name for name, kind in BUILT_IN.items() if kind.is_ranked}
+    assert (reference["mechanism"], reference["noise_std"]) == ("reference", 1.5)
+    allowed = reference["matched"]["other"]["epsilon"]
+    assert 3.18 < allowed < 3.21  # of 300 releases at rate 0.05, by Rényi divergences
+    for row in found:
+        assert row["matched"]["reference"] == 1.5
+        assert row["matched"]["other"]["epsilon"] == allowed
+        assert row["matched"]["own"]["epsilon"] <= allowed
+        assert row["epsilon"] <= row["matched"]["own"]["epsilon"]
+    assert next(row for row in found if row["mechanism"] == "gaussian")["noise_std"] == 1.5
+    *bounded, _ = rows(
+        capsys, "--mechanism", "all", "--match", "1.5", "--epsilon", "3", "--dimension", "10"
+    )
+    errors = {row["mechanism"]: row["error"] for row in bounded if row["rank"] is None}
+    assert "laplace" in errors
+    assert "gaussian" not in errors  # by loss distributions it costs less
+    assert "more than the budget of ε = 3; with a reference of 1.57 it" in errors["laplace"]
+
+
+def test_the_table_of_matched_noise_has_the_reference_beside_it(capsys):
+    code, out, _ = run(
+        capsys, "plan", *COMMON, "--mechanism", "all", "--match", "1.5", "--dimension", "10"
+    )
+    assert code == 0
+    assert "Noise that matches a Gaussian of 1.5 x clip" in out
+    lines = [line for line in out.splitlines() if line.startswith("│")]
+    costs = {line.split("│")[2].strip(): float(line.split("│")[-2]) for line in lines}
+    assert max(costs, key=costs.get) in ("reference", "gaussian")
+    assert list(costs)[-1] == "reference"
+    assert "a matched noise never costs more than the reference" in " ".join(out.split())
+
+
 @pytest.mark.parametrize(("epsilon", "staircase_wins"), [("8", True), ("2", False)])
 def test_scalar_accounting_reproduces_the_papers_picture_and_says_nominal(
     capsys, epsilon, staircase_wins
@@ -68,6 +102,22 @@ def test_scalar_accounting_reproduces_the_papers_picture_and_says_nominal(
     code, out, _ = run(capsys, "plan", *COMMON, *options, "--accounting", "scalar")
     assert code == 0
     assert "not a privacy guarantee" in " ".join(out.split())
+
+
+def test_the_papers_accountant_is_nominal_and_looser(capsys):
+    options = ["--mechanism", "all", "--epsilon", "8", "--dimension", "26010"]
+    options += ["--accounting", "scalar", "--accountant"]
+    paper, rdp = (
+        {row["mechanism"]: row for row in rows(capsys, *options, by)} for by in ("paper", "rdp")
+    )
+    for name, row in paper.items():
+        assert (row["kind"], row["accountant"]) == ("nominal", "paper")
+        assert row["noise_std"] > 1.05 * rdp[name]["noise_std"]
+        assert 7.99 < row["epsilon"] <= 8
+    code, out, _ = run(capsys, "plan", *COMMON, *options, "paper")
+    assert code == 0
+    assert "not a privacy guarantee" in " ".join(out.split())
+    assert "Guarantee:" not in out
 
 
 def test_auto_is_the_first_row_and_the_default(capsys):
@@ -120,6 +170,11 @@ def test_infinite_numbers_are_the_string_inf(capsys):
         (["--epsilon", "1", "--mechanism", "cauchy"], "--mechanism"),
         (["--epsilon", "1", "--norm", "l3"], "--norm"),
         (["--epsilon", "1", "--accountant", "magic"], "--accountant"),
+        (["--epsilon", "1", "--accountant", "paper"], "--accountant"),
+        (
+            ["--epsilon", "1", "--accountant", "paper", "--accounting", "scalar", "--delta", "0"],
+            "--delta",
+        ),
         (["--epsilon", "1", "--accounting", "vague"], "--accounting"),
         (["--epsilon", "1", "--rank", "l9"], "--rank"),
         (["--epsilon", "1", "--mechanism", "gaussian", "--delta", "0"], "--mechanism"),
@@ -128,6 +183,10 @@ def test_infinite_numbers_are_the_string_inf(capsys):
         (["--epsilon", "1", "--accountant", "pld", "--delta", "1e-12"], "--delta"),
         (["--epsilon", "1", "--plot", "picture.txt"], "--plot"),
         (["--epsilon", "1", "--plot", "no/such/folder/x.png"], "--plot"),
+        (["--match", "0"], "--reference"),
+        (["--match", "1.5", "--delta", "0"], "--delta"),
+        (["--match", "1.5", "--plot", "x.png"], "--plot"),
+        (["--match", "1.5", "--epsilon", "0.1"], "--mechanism"),
         (["--epsilon", "1", "--nonsense", "3"], "--nonsense"),
         ([], "--epsilon"),
     ],

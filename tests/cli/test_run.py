@@ -179,7 +179,7 @@ def test_an_option_that_is_a_key_says_how_the_key_is_set(capsys, words, hint):
         ("run --outt x", "--out"), ("run --trak mlflow", "--track"), ("run --xyzzy 3", "--xyzzy"),
         ("run --training 3", "--training"), ("compare --seed 4", "--seeds"),
         ("plan --rounds 5 --epsilon 3 --steps 2", "--rounds"), ("report --rounds 5", "--rounds"),
-        ("plan", "--epsilon"),
+        ("plan", "--steps"),
     ],
 )  # fmt: skip
 def test_what_is_no_key_or_near_to_an_option_says_nothing_of_keys(capsys, words, said):

@@ -134,6 +134,9 @@ def test_what_only_some_cells_make_use_of_changes_those_alone():
     found = [cell.config for cell in grid_of(load(), vary, 1).cells]
     assert found[:3] == [load()] * 3
     assert [each.data.alpha for each in found[3:]] == [0.3, 0.5, 2.0]
+    matched = {"harmonize": ["budget", "match"], "reference": [2.0]}
+    found = [cell.config.privacy.reference for cell in grid_of(load(), matched, 1).cells]
+    assert found == [None, 2.0]
     off = grid_of(load(), {"mechanism": ["none", "laplace"], "pace_ratio": [2.0]}, 1)
     assert not off.cells[0].config.privacy.enabled
     for vary in ({"pace_ratio": [2.0, 4.0]}, {"pace_ratio": [4.0], "pace": ["uniform"]}):

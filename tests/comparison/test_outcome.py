@@ -15,9 +15,9 @@ import pytest
 import udpfl
 from tests.commands import command
 from tests.comparison.cells import BASE
-from udpfl.accounting.statement import PrivacyStatement
-from udpfl.comparison import jobs
-from udpfl.comparison.figure import _lines
+from udpfl.accounting.statement import PrivacyStatement, shown
+from udpfl.comparison import _jobs
+from udpfl.comparison._figure import _panels
 from udpfl.comparison.outcome import Comparison, Row, SeedRun
 from udpfl.errors import InvalidInput
 
@@ -69,6 +69,35 @@ def test_the_table_says_what_the_run_folders_say(capsys, tmp_path):
         assert row["privacy"]["epsilon"] == most <= epsilon
     picture = (tmp_path / "grid.svg").read_text()
     assert picture.startswith("<?xml")
+
+
+def test_a_nominal_number_is_of_the_accountant_that_planned_the_run():
+    """So that rows with the same budget stand at the same place of a nominal axis."""
+    base = {**BASE, "privacy": {"accounting": "scalar", "mechanism": "gaussian", "delta": 1e-4}}
+    accountants = ["best", "rdp", "paper"]
+    result = udpfl.compare(base, vary={"accountant": accountants}, seeds=1, out="grid")
+    assert [row.privacy.kind for row in result] == ["nominal"] * 3
+    assert [row.privacy.accountant for row in result][1:] == ["rdp", "paper"]
+    assert all(7.98 < row.privacy.epsilon <= 8 for row in result)
+    proved = [row.privacy.vector_epsilon for row in result]
+    assert proved[0] > 1.02 * proved[1] > 1.04 * proved[2]  # the looser ones plan more noise
+    assert result.table().count("nominal: not a guarantee") == 3
+
+
+def test_matched_noise_has_a_column_with_its_reference(tmp_path):
+    vary = {"harmonize": ["budget", "match"], "mechanism": ["laplace", "gaussian"]}
+    result = udpfl.compare(BASE, vary=vary, seeds=1, out="grid")
+    assert [row.matched is None for row in result] == [True, True, False, False]
+    for row in result:
+        (run,) = row.runs
+        told = json.loads((run.folder / "participants.json").read_text())[0].get("matched")
+        assert row.to_dict()["matched"] == run.to_dict()["matched"] == told
+    rows = [line for line in result.table(200).splitlines() if line.startswith(" match  ")]
+    reference = result[2].matched
+    assert f"{reference.reference:.4g} (ε {shown(reference.other.epsilon)})" in rows[0]
+    assert "Matched to: noise multiplier of the reference Gaussian" in result.table(200)
+    plain = udpfl.compare(BASE, vary={"harmonize": ["budget"]}, seeds=1, out="plain")
+    assert "atched to" not in plain.table(200)
 
 
 def test_what_is_nominal_or_not_private_never_looks_like_a_guarantee(tmp_path):
@@ -135,7 +164,7 @@ def test_rows_of_two_units_have_a_column_for_it():
 def test_no_line_of_the_figure_joins_two_units(tmp_path):
     import matplotlib
 
-    lines = _lines(of_units(), "privacy.epsilon")
+    (lines,) = _panels(of_units(), "privacy.epsilon").values()
     assert {key: [stop for stop, _, _ in points] for key, points in lines.items()} == {
         ("fedavg", "guarantee", "record"): [2, 8],
         ("dp-fedavg", "guarantee", "record"): [2],
@@ -203,19 +232,19 @@ def test_a_cell_that_fails_says_why_and_does_not_stop_the_others(capsys):
 
 
 def test_a_bug_in_one_cell_does_not_stop_the_others(monkeypatch):
-    train = jobs.train
+    train = _jobs.train
 
     def flawed(config, **kwargs):
         if config.privacy.clip == 2:
             raise RuntimeError("out of memory")
         return train(config, **kwargs)
 
-    monkeypatch.setattr(jobs, "train", flawed)
+    monkeypatch.setattr(_jobs, "train", flawed)
     result = udpfl.compare(BASE, vary={"clip": [2, 1]}, seeds=1, out="grid")
     assert result[0].failed == {0: "RuntimeError: out of memory"}
     assert result[1].failed == {}
     assert not result.complete
-    monkeypatch.setattr(jobs, "train", train)
+    monkeypatch.setattr(_jobs, "train", train)
     again = udpfl.compare(BASE, vary={"clip": [2, 1]}, seeds=1, out="grid")
     assert (again.trained, again.found, again.complete) == (1, 1, True)
 

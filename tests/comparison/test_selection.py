@@ -22,6 +22,7 @@ from tests.report.pages import visible
 from udpfl import Budget, Gaussian, Laplace
 from udpfl.accounting import Composed, PoissonSampled, Release, Repeated, Sensitivity, account
 from udpfl.accounting.alternatives import account_alternatives
+from udpfl.accounting.filter import Filter
 from udpfl.accounting.statement import shown
 from udpfl.algorithms import FedAvg
 from udpfl.errors import InvalidInput, Unsupported
@@ -407,6 +408,50 @@ def test_the_bound_for_whichever_event_holds_for_all_of_them():
     bound = account_alternatives(many, 1e-5)
     assert most <= bound.epsilon * (1 + 1e-6)
     assert bound.epsilon <= 1.2 * most
+
+
+@pytest.mark.parametrize("sets", [2, 7])
+def test_a_filter_bounds_alternatives_order_by_order(sets):
+    """Few combinations one by one, many at once: by the formula of the theorem, in full batches."""
+    rule, stds = Filter.planned(), (4.0, 9.0, 5.0)
+    each = [[Repeated(Release(Gaussian(s), Sensitivity(1.0)), 3) for s in stds]] * sets
+    cost = sets * 3 / (2 * 4.0**2)  # the least noise costs most at every order
+    expected = min(
+        a * cost + math.log((a - 1) / a) - (math.log(w * 1e-5) + math.log(a)) / (a - 1)
+        for a, w in zip(rule.orders, rule.shares, strict=True)
+    )
+    found = account_alternatives(each, 1e-5, rule)
+    assert found.epsilon == pytest.approx(expected)
+    assert (found.composition, found.accountant) == ("filter", "filter")
+    assert found.epsilon > account_alternatives(each, 1e-5).epsilon
+
+
+def test_runs_whose_noise_followed_results_are_added_up_by_a_filter():
+    """Each has a ledger of its own with a filter, and their total holds for any settings."""
+    base = {**BASE, "data": {**BASE["data"], "public": 9}, "privacy": {"mechanism": "gaussian"}}
+    result = udpfl.compare(base, vary={"pace": ["uniform", "plateau"]}, seeds=[4], out="grid")
+    assert [row.failed for row in result] == [{}, {}]
+    (path,) = Path("grid").glob("*.sqlite")
+    assert path.name == "pace=plateau,seed=4.sqlite"
+    assert result[1].privacy.composition == "filter"
+    (total,) = result.selection.totals
+    assert total.privacy.composition == "filter"
+    assert "whatever their settings depended on" in result.selection.sentence
+    spent = []
+    for ledger in (path, *Path("grid").glob("pace=uniform*/ledger.sqlite")):
+        with Ledger(ledger, read_only=True) as opened:
+            spent.append([opened.spent(own.id) for own in opened.accounts()])
+    together = [Composed(own) for own in zip(*spent, strict=True)]
+    most = max(account(own, 1e-5, Filter.planned()).epsilon for own in together)
+    assert total.privacy.epsilon == pytest.approx(most)
+    assert total.privacy.epsilon > max(row.privacy.epsilon for row in result)
+    again = udpfl.compare(base, vary={"pace": ["uniform", "plateau"]}, seeds=[4], out="grid")
+    assert (again.trained, again.found) == (0, 2)
+    # A base that has such a pace names a ledger, and none of its runs uses that one.
+    named = {**base, "privacy": {"pace": "plateau", "ledger": "named.sqlite"}}
+    other = udpfl.compare(named, vary={"privacy.mechanism": ["laplace", "none"]}, seeds=1, out="b")
+    assert [row.privacy.kind for row in other] == ["guarantee", "none"]
+    assert not Path("named.sqlite").exists()
 
 
 def test_at_delta_zero_the_largest_losses_add_up():

@@ -16,7 +16,7 @@ import udpfl
 from tests.commands import command
 from tests.comparison.cells import BASE
 from tests.repository import ROOT
-from udpfl.comparison import jobs
+from udpfl.comparison import _jobs
 from udpfl.errors import InvalidInput
 from udpfl.ledger.ledger import Ledger
 
@@ -280,7 +280,7 @@ def test_workers_that_die_and_workers_that_have_notes(caplog):
 
 
 def test_an_interrupt_of_a_single_job(monkeypatch, capsys):
-    train, calls = jobs.train, []
+    train, calls = _jobs.train, []
 
     def interrupted(*arguments, **kwargs):
         calls.append(1)
@@ -288,7 +288,7 @@ def test_an_interrupt_of_a_single_job(monkeypatch, capsys):
             raise KeyboardInterrupt
         return train(*arguments, **kwargs)
 
-    monkeypatch.setattr(jobs, "train", interrupted)
+    monkeypatch.setattr(_jobs, "train", interrupted)
     arguments = ["compare", "base.toml", "--vary", "epsilon=2,4", "--seeds", "1", "--out", "grid"]
     code, out, err = command(capsys, *arguments)
     assert (code, out) == (130, "")

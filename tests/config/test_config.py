@@ -70,7 +70,9 @@ def test_the_example_is_the_default_and_names_every_key():
 
 def test_the_samples_of_keys_that_are_not_set_are_right():
     text = re.sub(r"^# (?=\w+ = )", "", example(), flags=re.MULTILINE)
-    config = load(tomllib.loads(text), overrides=["data.partition=column"])
+    config = load(
+        tomllib.loads(text), overrides=["data.partition=column", "privacy.harmonize=match"]
+    )
     assert (config.threads, config.data.by, config.privacy.ledger) == (
         4, "hospital", "budget.sqlite",
     )  # fmt: skip
@@ -92,6 +94,16 @@ def test_the_mnist_configuration_says_what_it_should():
     training = config.training
     assert (training.rounds, training.local_steps) == (150, 2)
     assert (training.sampling_rate, training.learning_rate) == (0.05, 2)
+
+
+def test_steps_are_local_steps_or_batches_of_epochs():
+    def found(**training):
+        own = load({"training": training}).training
+        return own.steps, own.passes
+
+    assert found(local_steps=5) == (5, 1)
+    assert found(local_epochs=2, batches=7) == (14, 2)
+    assert found(local_epochs=2, batches=7, sample_per="epoch") == (14, 1)
 
 
 def test_the_schema_describes_every_key():
@@ -127,6 +139,8 @@ def test_the_schema_describes_every_key():
         ("privacy.clip", "0"), ("privacy.norm", "l3"), ("privacy.accountant", "zcdp"),
         ("privacy.mechanism", "[]"), ("privacy.randomness", "urandom"), ("privacy", "off"),
         ("training.rounds", "0"), ("training.rounds", '"8"'), ("training.sampling_rate", "0"),
+        ("training.local_epochs", "0"), ("training.batches", "0"),
+        ("training.sample_per", "step"),
         ("training.sampling_rate", "1.01"), ("training.learning_rate", "0"),
         ("training.learning_rate", "true"), ("training.final_learning_rate", "1.1"),
         ("training.server_momentum", "1"), ("training.averaging", "1"), ("training.warmup", "-1"),
@@ -194,6 +208,36 @@ def test_numbers_keep_their_kind():
             "privacy.ledger",
             "without privacy is not private, so it cannot be charged",
         ),
+        (
+            {"privacy": {"harmonize": "match", "delta": [1e-5, 0.0]}},
+            "privacy.delta",
+            "the Gaussian that noise is matched to has no pure-DP guarantee",
+        ),
+        (
+            {"privacy": {"harmonize": "match", "pace": "decaying"}},
+            "privacy.pace",
+            'leave it at "uniform"',
+        ),
+        (
+            {"privacy": {"harmonize": "match", "reference": 1.5, "exhausted": "fit"}},
+            "privacy.exhausted",
+            "privacy.reference decides it",
+        ),
+        (
+            {"data": {"clients": 1}, "privacy": {"harmonize": "match", "reference": [1.0, 2.0]}},
+            "privacy.reference",
+            "2 values",
+        ),
+        (
+            {"training": {"local_epochs": 2, "local_steps": 3}},
+            "training.local_steps",
+            "3 has no effect with training.local_epochs",
+        ),
+        (
+            {"training": {"local_epochs": 1, "sample_per": "epoch"}},
+            "training.sample_per",
+            "no effect with a single epoch",
+        ),
         ({"data": {"options": {"x": {"y": [None]}}}}, "data.options", "got None"),
         ({"model": {"options": {"x": Path("y")}}}, "model.options", "Path"),
     ],
@@ -213,9 +257,18 @@ IDLE = [  # a key, a value that somebody set, what it needs and what makes use o
     ("privacy.clip_share", 0.3, "privacy.clip_quantile", 0.5),
     ("privacy.pace_ratio", 4.0, "privacy.pace", "increasing"),
     ("privacy.pace_ratio", 1.0, "privacy.pace", "decaying"),
+    ("privacy.pace_patience", 9, "privacy.pace", "plateau"),
+    ("privacy.pace_follows", "update", "privacy.pace", "plateau"),
+    ("privacy.reference", 1.5, "privacy.harmonize", "match"),
     ("training.final_learning_rate", 0.1, "training.schedule", "cosine"),
     ("training.final_learning_rate", 1.0, "training.schedule", "linear"),
+    ("training.batches", 4, "training.local_epochs", 1),
+    ("training.sample_per", "epoch", "training.local_epochs", 2),
 ]
+
+
+BESIDE = {"plateau": ['privacy.ledger="site.sqlite"', "data.public=9"]}
+"""What a value needs by itself."""
 
 
 @pytest.mark.parametrize(("key", "value", "needs", "user"), IDLE)
@@ -225,8 +278,9 @@ def test_a_key_that_would_be_ignored_is_refused_with_what_it_needs(key, value, n
     assert f"{value!r} has no effect unless {needs} is " in error.message
     section, _, name = key.partition(".")
     default = getattr(getattr(Config(), section), name)
-    assert error.message.endswith("remove it" if default is None else f"leave it at {default}")
-    used = load(overrides=[f"{key}={json.dumps(value)}", f"{needs}={json.dumps(user)}"])
+    assert error.message.endswith("remove it" if default is None else f"leave it at {default!r}")
+    beside = BESIDE.get(user, [])
+    used = load(overrides=[f"{key}={json.dumps(value)}", f"{needs}={json.dumps(user)}", *beside])
     assert getattr(getattr(used, section), name) == value
     assert load(tomllib.loads(dump(used))) == used  # as a run folder keeps it
     if default is not None:  # a default asks for nothing, and every full configuration holds it
@@ -245,6 +299,7 @@ def test_a_key_that_would_be_ignored_is_refused_with_what_it_needs(key, value, n
         ({"optimizer": {"sgd": {"lr": 0.1}}}, "optimizer.sgd.lr", "training.learning_rate"),
         ({"eps": 0.1}, "eps", "privacy.epsilon"),
         ({"training": {"batch_size": 0.1}}, "training.batch_size", "training.sampling_rate"),
+        ({"training": {"epochs": 0.1}}, "training.epochs", "training.local_epochs"),
         ({"modell": {"nam": 0.1}}, "modell.nam", "model.name"),
         ({"privcy": 0.1}, "privcy", "privacy"),
     ],

@@ -14,9 +14,9 @@ from PIL import Image
 from tests.data.samples import real
 from tests.data.serving import command, everything_in, md5
 from udpfl.data import BUILT_IN, load, source_of
+from udpfl.data._unpacking import UnsafeArchive, unpack
 from udpfl.data.fetching import FetchFailed, fetch
 from udpfl.data.formats import File, Format, Pictures
-from udpfl.data.unpacking import UnsafeArchive, unpack
 
 pytestmark = pytest.mark.usefixtures("plain_surroundings")
 
@@ -144,7 +144,7 @@ def test_a_hostile_archive_leaves_nothing_behind(tmp_path, content, match):
 
 
 def test_too_many_files_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("udpfl.data.unpacking._MEMBERS", 3)
+    monkeypatch.setattr("udpfl.data._unpacking._MEMBERS", 3)
     path = tmp_path / "archive.tar.gz"
     path.write_bytes(archive({str(i): b"" for i in range(4)}))
     with pytest.raises(UnsafeArchive, match="or 3 files"):

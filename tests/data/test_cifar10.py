@@ -16,8 +16,8 @@ import pytest
 from tests.data.pictures import bytes_of, coded, npz
 from tests.data.samples import real, refused, rng
 from udpfl.data import cifar10, load
-from udpfl.data.coded import decoded
-from udpfl.data.pickled import unpickled
+from udpfl.data._coded import decoded
+from udpfl.data._pickled import unpickled
 
 
 @cache
@@ -190,7 +190,7 @@ def instance(name: str, *arguments: str) -> bytes:
         "numpy.core.multiarray.fromfile",
         "_codecs.decode",
         "copyreg._reconstructor",
-        "udpfl.data.pickled._KNOWN",
+        "udpfl.data._pickled._KNOWN",
         "functools.partial",
     ],
 )

@@ -14,7 +14,7 @@ from tests.data.samples import real, rng
 from tests.repository import ROOT
 from udpfl.cli import main
 from udpfl.data import BUILT_IN, cifar10
-from udpfl.data.images import scaled
+from udpfl.data._images import scaled
 
 # --- the real files ------------------------------------------------------------------------------
 

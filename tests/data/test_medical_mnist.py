@@ -12,7 +12,7 @@ from PIL import Image
 
 from tests.data.pictures import SCANS, bytes_of, everything, npz
 from tests.data.samples import real, refused, rng
-from udpfl.data import load, pictures
+from udpfl.data import _pictures, load
 from udpfl.errors import InvalidInput
 
 
@@ -171,7 +171,7 @@ def test_a_picture_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
     Image.fromarray(np.zeros((28, 28), np.uint8)).save(tmp_path / "big.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     with refused("cannot read the picture .*big.png: .*decompression bomb"):
-        pictures.read([tmp_path / "big.png"], side=8, colour="grey", filter_="lanczos")
+        _pictures.read([tmp_path / "big.png"], side=8, colour="grey", filter_="lanczos")
 
 
 def test_the_real_medical_mnist(caplog):

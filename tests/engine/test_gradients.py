@@ -13,7 +13,7 @@ from torch import nn
 from tests.engine.oracle import LooksAtOthers, Net, RawParameter, Residual, assert_same_sums, labels
 from tests.small import cross_entropy
 from udpfl.engine import LaneModel
-from udpfl.engine.gradients import BookKept
+from udpfl.engine._gradients import BookKept
 from udpfl.errors import Unsupported
 
 QUICK = settings(max_examples=15, deadline=None)

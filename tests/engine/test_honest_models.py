@@ -22,7 +22,7 @@ from tests.engine.leaking_rarely import (
 from tests.small import cross_entropy
 from udpfl import models
 from udpfl.engine import LaneModel
-from udpfl.engine.modes import InDouble
+from udpfl.engine._modes import InDouble
 from udpfl.errors import InvalidInput
 
 pytestmark = pytest.mark.usefixtures("one_thread")

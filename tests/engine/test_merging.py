@@ -148,6 +148,9 @@ MERGED = {
     "rates": [call(private(rate=rate)) for rate in (0.2, 0.6, 1.0)],
     "learning rates": [call(private(learning_rate=rate)) for rate in (0.1, 0.5)],
     "steps": [call(private(steps=own, run=str(own))) for own in ((3, 1), (2, 3), (3, 0))],
+    "epochs of batches": [
+        call(private(steps=(6, 6), batches=3, epochs=2, run=run)) for run in ("one", "two")
+    ],
     "starts": [call(private(), start=start) for start in (0.0, 0.3, -0.3)],
     "sizes": [call(private(count=n, run=run)) for n, run in ((1, "one"), (2, "two"), (1, "three"))],
     "records": [
@@ -250,6 +253,8 @@ APART = {
         call(lanes_of(NormClipper("l2", [1.0] * 2), Noiseless())),
     ),
     "steps": (call(private()), call(private(steps=(2, 1)))),
+    "batches": (call(private()), call(private(batches=3))),
+    "epochs": (call(private()), call(private(epochs=3))),
     "first step": (call(private()), call(private(first_step=3))),
     "round": (call(private()), call(private(), round_=2)),
     "seed": (call(private()), call(private(), stream=Keyed(1))),

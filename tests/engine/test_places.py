@@ -12,8 +12,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from udpfl.engine import LaneModel
-from udpfl.engine.operators import Form, Operators, Seen
-from udpfl.engine.places import places_do_not_show
+from udpfl.engine._operators import Form, Operators, Seen
+from udpfl.engine._places import places_do_not_show
 from udpfl.errors import Unsupported
 
 

@@ -20,7 +20,7 @@ from udpfl.engine import (
     NormClipper,
     train_round,
 )
-from udpfl.engine.precision import full_precision
+from udpfl.engine._precision import full_precision
 from udpfl.errors import Unsupported
 
 

@@ -10,9 +10,9 @@ from torch import nn
 from tests.engine.kept_sums import lanes_of, on_the_edge, sums
 from tests.small import cross_entropy
 from udpfl.engine import Keyed, LaneModel, Limits
+from udpfl.engine._operators import Operators
+from udpfl.engine._places import places_do_not_show
 from udpfl.engine.counting import SENSITIVITY, counted_within
-from udpfl.engine.operators import Operators
-from udpfl.engine.places import places_do_not_show
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 DEVICES = ["cpu", pytest.param("cuda", marks=CUDA)]

@@ -331,7 +331,7 @@ def test_an_empty_batch_releases_pure_noise():
     moved = train_round(model, x, y, start.unsqueeze(0), lanes, 0, Entropy(), Limits(1, 8))
     noise = (start - moved.parameters[0]).numpy()
     assert noise.std() == pytest.approx(2.0, rel=0.25)
-    assert (noise != 0).all()
+    assert (noise != 0).mean() > 0.9  # some lie on the zero of the grid
 
 
 @pytest.mark.parametrize(
@@ -382,7 +382,7 @@ def test_freed_memory_is_kept_unless_the_environment_has_chosen(chosen, kept):
     """Then tensors like those before need no pages from the operating system."""
     script = """if True:
         import resource, torch
-        from udpfl.engine.allocation import keep_freed_memory
+        from udpfl.engine._allocation import keep_freed_memory
         print(keep_freed_memory())
         def faults():
             before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

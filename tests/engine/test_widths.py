@@ -14,10 +14,10 @@ from torch import nn
 from tests.engine.kept_sums import lanes_of, on_the_edge, sums
 from tests.small import cross_entropy
 from udpfl.engine import Keyed, LaneModel, Limits, Unclipped, train_round
+from udpfl.engine._widths import _Rows
 from udpfl.engine.counting import counted_within
 from udpfl.engine.layers import RULES, Use
 from udpfl.engine.layers.rule import aligned
-from udpfl.engine.widths import _Rows
 from udpfl.errors import Unsupported
 
 

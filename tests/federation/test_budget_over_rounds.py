@@ -29,9 +29,10 @@ from udpfl import (
 from udpfl.accounting.events import leaves
 from udpfl.accounting.pacing import noise_factors
 from udpfl.accounting.serial import event_from_json
-from udpfl.audit.bounds import gaussian_epsilon
+from udpfl.audit._bounds import gaussian_epsilon
 from udpfl.engine import Keyed, LaneModel, Lanes, Limits, MechanismNoiser, NormClipper
 from udpfl.engine.counting import counted_within
+from udpfl.federation import ReleasePlan
 from udpfl.ledger.ledger import Ledger
 
 
@@ -74,8 +75,14 @@ def test_factors_go_from_one_to_the_ratio(pace, ratio, rounds):
 
 def test_varying_noise_is_accounted_exactly():
     """Gaussian releases add up by the inverse of their variances: a closed form."""
-    factors = ((1.0, 3), (1.5, 4), (2.0, 5))
-    setting = Setting(3.0, 1e-5, 12, Sensitivity(1.0, "l2", 9), factors=factors, accountant="pld")
+    factors, one = ((1.0, 3), (1.5, 4), (2.0, 5)), Sensitivity(1.0, "l2", 9)
+    each = tuple(factor for factor, times in factors for _ in range(times))
+    plan = ReleasePlan("a", 10, 1.0, 12, 1, factors=each, asked=tuple(range(1, 13)))
+
+    def pays_for(noise):
+        return plan.with_noise(noise, one, "record").rest_event()
+
+    setting = Setting(3.0, 1e-5, 12, one, pays_for=pays_for, accountant="pld")
     found = calibrate("gaussian", setting)
     std = found.mechanism.std
     shift = math.sqrt(sum(n / (f * std) ** 2 for f, n in factors))

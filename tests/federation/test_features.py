@@ -12,7 +12,7 @@ from torch import nn
 from tests.engine.isolated import VECTORS, same
 from tests.federation.refused import assert_nothing_charged, run, sentences
 from udpfl.errors import InvalidInput, Unsupported
-from udpfl.federation.builders import prepared
+from udpfl.federation.builders import prepare_inputs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -72,13 +72,13 @@ def sum_so_far(net, t):
 def test_features_that_remember_or_draw_are_refused(step):
     x = VECTORS.repeat(70, 1).numpy()
     with pytest.raises(Unsupported, match=r"two different results|draws from"):
-        prepared(Fixed(step), x, torch.device("cpu"))
+        prepare_inputs(Fixed(step), x, torch.device("cpu"))
 
 
 def test_features_may_be_made_in_place_and_need_not_be_finite():
     x = VECTORS.repeat(70, 1).numpy()
     before = x.copy()
-    features = prepared(Fixed(lambda net, t: t.mul_(2).log()), x, torch.device("cpu"))
+    features = prepare_inputs(Fixed(lambda net, t: t.mul_(2).log()), x, torch.device("cpu"))
     assert np.array_equal(x, before)
     assert torch.allclose(features, torch.tanh(torch.log(2 * torch.from_numpy(x))), equal_nan=True)
 

@@ -12,7 +12,7 @@ from udpfl.algorithms import ClientMessage, ServerStep, fedavg
 from udpfl.federation import Answers, Interrupted, Server, Watcher, loop, train
 from udpfl.federation import run as run_function
 from udpfl.federation.selection import Selection, list_names
-from udpfl.federation.watchers import Interrupts
+from udpfl.federation.watchers import InterruptWatcher
 
 
 class Scripted:
@@ -108,7 +108,7 @@ def test_an_interrupt_ends_the_run_after_its_round_even_if_nobody_answered(tmp_p
     asked, kept, notes = threading.Event(), Kept(), Notes()
     asked.set()
     with pytest.raises(Interrupted) as found:
-        go([(0,), (1,)], refused, [notes, Interrupts(asked, kept, tmp_path)])
+        go([(0,), (1,)], refused, [notes, InterruptWatcher(asked, kept, tmp_path)])
     assert (found.value.folder, kept.saved) == (tmp_path, 1)
     assert notes.seen == (["next"] if refused else [1, "next"])  # the second round was not asked
 

@@ -68,7 +68,7 @@ def test_recorded_updates_are_the_released_messages(federate):
         seen = sent[kept.round, kept.client]
         assert kept.tensors.keys() == seen.tensors.keys() == {"update"}
         assert torch.equal(kept.tensors["update"], seen.tensors["update"])
-        assert kept.events == seen.events == (event_to_json(people[kept.client].round_event),)
+        assert kept.events == seen.events == (event_to_json(people[kept.client].round_event(1)),)
         # 24 records are held and 17 declared: only what is declared may be known.
         assert kept.metadata == {"declared_size": 17}
         header = path.read_bytes()[8 : 8 + int.from_bytes(path.read_bytes()[:8], "little")]

@@ -9,14 +9,13 @@ import pytest
 
 import udpfl
 from tests import small
-from udpfl import Gaussian, Sensitivity
+from udpfl import Gaussian, Sensitivity, account
 from udpfl.accounting.events import PoissonSampled, Release, Repeated, Shuffled, leaves, message_of
 from udpfl.accounting.serial import event_from_dict
 from udpfl.config import load
-from udpfl.federation import ReleasePlan, calibration
-from udpfl.federation.builders import algorithm_of
-from udpfl.federation.calibration import plan_releases
-from udpfl.federation.selection import draw_schedule
+from udpfl.federation import ReleasePlan
+from udpfl.federation._calibration import plan_releases
+from udpfl.federation.builders import build_algorithm
 
 RELEASE = Release(Gaussian(2.0), Sensitivity(1.0, "l2", 5))
 WHOLE = replace(RELEASE, unit="client")
@@ -25,6 +24,9 @@ WHOLE = replace(RELEASE, unit="client")
 def test_a_message_is_a_sampled_release_perhaps_shuffled():
     assert message_of(RELEASE, 0.5) == PoissonSampled(0.5, RELEASE)
     assert message_of(RELEASE, 0.5, 7) == Shuffled(PoissonSampled(0.5, RELEASE), 7)
+    several = Shuffled(PoissonSampled(0.5, RELEASE), 7, releases=3)
+    assert message_of(RELEASE, 0.5, 7, 3) == several
+    assert message_of(RELEASE, 0.5, 0, 3) == PoissonSampled(0.5, RELEASE)
 
 
 @pytest.mark.parametrize(
@@ -32,6 +34,14 @@ def test_a_message_is_a_sampled_release_perhaps_shuffled():
     [
         (ReleasePlan("a", 10, 0.5, 4, 3, RELEASE), {PoissonSampled(0.5, RELEASE): 12}),
         (ReleasePlan("a", 10, 0.5, 4, 3, RELEASE, trainings=2), {PoissonSampled(0.5, RELEASE): 24}),
+        (
+            ReleasePlan("a", 10, 0.5, 4, 3, RELEASE, trainings=2, shuffled=7),
+            {Shuffled(PoissonSampled(0.5, RELEASE), 7, releases=6): 24},
+        ),
+        (
+            ReleasePlan("a", 10, 0.5, 4, 3, WHOLE, trainings=2, shuffled=7),
+            {Shuffled(PoissonSampled(1.0, WHOLE), 7, releases=2): 8},
+        ),
         (
             ReleasePlan("a", 10, 0.5, 4, 3, WHOLE, participation=0.2),
             {PoissonSampled(0.2, WHOLE): 4},
@@ -44,7 +54,7 @@ def test_a_message_is_a_sampled_release_perhaps_shuffled():
 )
 def test_a_run_costs_its_releases(plan, expected):
     assert leaves(plan.rest_event()) == expected
-    first = leaves(plan.at(1).round_event)
+    first = leaves(plan.round_event(1))
     rest = leaves(plan.rest_event(1))
     together = {leaf: first.get(leaf, 0) + rest.get(leaf, 0) for leaf in expected}
     assert together == expected
@@ -78,27 +88,33 @@ def test_what_is_charged_is_what_was_planned(tmp_path):
         assert charged == leaves(plan.rest_event())
 
 
-def test_a_plan_that_is_not_what_was_calibrated_is_refused(monkeypatch):
-    """If the plan released once more than the harmonizer was told, nobody would train by it."""
-    config = load({"data": {"clients": 2}, "training": {"rounds": 3}})
-    algorithm, schedule = algorithm_of(config), draw_schedule(config)
-    monkeypatch.setattr(
-        calibration.ReleasePlan,
-        "rest_event",
-        lambda self, answered=0: Repeated(self.round_event, self.rounds + 1),
+@pytest.fixture
+def wanted():
+    """Two clients in three rounds, of which the second is asked once."""
+    config = load(
+        {"data": {"clients": 2}, "training": {"rounds": 3}, "privacy": {"mechanism": "gaussian"}}
     )
-    with pytest.raises(AssertionError, match="not what was calibrated"):
-        plan_releases(config, [30, 30], schedule, 10, algorithm)
+    return config, [30, 30], [(0, 1), (0,), (0,)], 10, build_algorithm(config)
 
 
-def test_a_plan_with_other_noise_than_was_calibrated_is_refused(monkeypatch):
-    """As many releases, but with half the noise."""
-    config = load({"data": {"clients": 2}, "training": {"rounds": 3}})
-    algorithm, schedule = algorithm_of(config), draw_schedule(config)
+def test_noise_is_calibrated_for_the_events_of_the_plan(wanted, monkeypatch):
+    """A plan that would release four times as often gets the noise for that, by a closed form."""
+    once = [plan.release.mechanism.std for plan in plan_releases(*wanted)]
+    rest = ReleasePlan.rest_event
+    monkeypatch.setattr(
+        ReleasePlan, "rest_event", lambda self, answered=0: Repeated(rest(self, answered), 4)
+    )
+    for plan, std in zip(plan_releases(*wanted), once, strict=True):
+        noisier = plan.release.mechanism.std
+        event = Repeated(plan.round_event(1), 4 * plan.rounds)
+        assert 8 * 0.999 < account(event, 1e-5).epsilon <= 8
+        assert noisier > 1.2 * std
 
-    def quieter(mechanism, *rest):
-        return Release(mechanism.scaled(0.5), *rest)
 
-    monkeypatch.setattr(calibration, "Release", quieter)
-    with pytest.raises(AssertionError, match="not what was calibrated"):
-        plan_releases(config, [30, 30], schedule, 10, algorithm)
+def test_clients_share_a_calibration_only_where_they_release_the_same(wanted):
+    """The client that is asked once in three rounds needs less noise."""
+    config, sizes, _, *rest = wanted
+    often, seldom = (plan.release.mechanism.std for plan in plan_releases(*wanted))
+    assert seldom < 0.9 * often
+    alike = plan_releases(config, sizes, [(0, 1)] * 3, *rest)
+    assert {plan.release.mechanism.std for plan in alike} == {often}

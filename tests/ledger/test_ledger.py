@@ -28,7 +28,7 @@ from udpfl import (
     account,
 )
 from udpfl.errors import BudgetExceeded, LedgerError
-from udpfl.ledger import limits, outbox, spending
+from udpfl.ledger import _limits, _outbox, spending
 from udpfl.ledger.ledger import Ledger
 
 # Accounts, runs, budgets
@@ -77,7 +77,7 @@ def test_a_run_may_be_resumed_but_not_turned_into_another(ledger):
 
 def test_a_commit_that_fails_stores_nothing(ledger, path, monkeypatch):
     alice, bob = ledger.account("alice", "aa"), ledger.account("bob", "bb")
-    put = outbox.Outbox.put
+    put = _outbox.Outbox.put
     for error in (RuntimeError("boom"), KeyboardInterrupt(), sqlite3.OperationalError("boom")):
 
         def failing(self, charge, error=error):
@@ -85,7 +85,7 @@ def test_a_commit_that_fails_stores_nothing(ledger, path, monkeypatch):
             if charge.account == bob:
                 raise error
 
-        monkeypatch.setattr(outbox.Outbox, "put", failing)
+        monkeypatch.setattr(_outbox.Outbox, "put", failing)
         expected = LedgerError if isinstance(error, sqlite3.Error) else type(error)
         with pytest.raises(expected):
             ledger.commit([charge(alice, 0, TENTH), charge(bob, 0, TENTH)])
@@ -151,7 +151,7 @@ def test_an_epsilon_that_is_not_a_number_fits_no_budget(ledger, path, monkeypatc
     ledger.set_budget(alice, Budget(1e9, 1e-5))
     broken = udpfl.PrivacyStatement(math.nan, 1e-5, "guarantee", "rdp")
     monkeypatch.setattr(spending, "accounted", lambda totals, delta, filter_: broken)
-    monkeypatch.setattr(limits, "accounted", lambda totals, delta, filter_: broken)
+    monkeypatch.setattr(_limits, "accounted", lambda totals, delta, filter_: broken)
     assert ledger.would_exceed(alice, TENTH)
     with pytest.raises(BudgetExceeded):
         ledger.commit([charge(alice, 0, TENTH)])

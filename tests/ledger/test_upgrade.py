@@ -10,7 +10,7 @@ from hashlib import sha256
 
 import pytest
 
-from udpfl import Budget, Composed, PureDP, Repeated
+from udpfl import Budget, Composed, PureDP, Repeated, account
 from udpfl.accounting.filter import Filter
 from udpfl.accounting.serial import event_to_json
 from udpfl.audit.ledger import audit_ledger
@@ -114,6 +114,9 @@ def test_accounts_merge_by_client_and_nothing_is_forgotten(tmp_path):
         assert ledger.state("second", 1) == b"kept"
         merged = [d.reason for d in ledger.decisions(1) if d.kind == "open"]
         assert merged == ["2 accounts of alice, one for each data set, are one now"]
+        assert ledger.sealed("first").accountant is None  # so a nominal number is the best one
+        nominal = ledger.statement(1, 1e-5, nominal_run="first").epsilon
+        assert nominal == account(Repeated(TENTH, 4), 1e-5, "best", "scalar").epsilon
         ledger.begin_run("third", randomness="entropy", accounting="vector", description={})
         alice = ledger.account("alice", "dd")
         assert alice == 1

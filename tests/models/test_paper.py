@@ -19,7 +19,7 @@ from tests.small import cross_entropy  # noqa: E402
 from udpfl.engine import LaneModel, NormClipper  # noqa: E402
 from udpfl.errors import InvalidInput  # noqa: E402
 from udpfl.models import build  # noqa: E402
-from udpfl.models.wavelets import Scattering2d  # noqa: E402
+from udpfl.models._wavelets import Scattering2d  # noqa: E402
 
 CIFAR, MEDICAL = (3, 32, 32), (1, 28, 28)
 
@@ -352,7 +352,7 @@ def test_many_images_at_once_are_as_each_alone(monkeypatch):
     images = torch.randn(7, 16, 16)
     wanted = torch.cat([transform(x[None]) for x in images])
     for at_once in (1, 3 * 16 * 16 * 16, 1 << 30):
-        monkeypatch.setattr("udpfl.models.wavelets._AT_ONCE", at_once)
+        monkeypatch.setattr("udpfl.models._wavelets._AT_ONCE", at_once)
         assert torch.allclose(transform(images), wanted, atol=1e-6)
 
 

@@ -17,7 +17,7 @@ from udpfl.accounting.serial import event_from_dict
 from udpfl.algorithms import FedAvg
 from udpfl.analysis.between_runs import connect
 from udpfl.audit.run import audit_run
-from udpfl.comparison.jobs import Job
+from udpfl.comparison._jobs import Job
 from udpfl.config import load
 
 

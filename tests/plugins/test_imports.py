@@ -192,7 +192,7 @@ def test_a_stored_message_is_sent_again_whatever_its_events_name(stranger, begun
         for person in people:
             (account,) = ledger.find(person.name)
             message = message_from(person.name, 2, stranger.event())
-            ledger.commit([Charge(account.id, run, 2, (person.round_event,), message)], 0)
+            ledger.commit([Charge(account.id, run, 2, (person.round_event(1),), message)], 0)
     seen = Seen()
     result = udpfl.run(resume=begun, model=linear(), data=blobs(), observers=[seen])
     assert [message.events for message in seen.messages if message.round == 2] == [(text,)] * 2
@@ -210,7 +210,7 @@ def test_the_client_charges_the_events_that_its_message_states(begun):
               for row in json.loads((begun / "participants.json").read_text())}  # fmt: skip
     assert len(seen.messages) == 2
     for message in seen.messages:
-        assert message.events == (event_to_json(people[message.client].round_event),)
+        assert message.events == (event_to_json(people[message.client].round_event(1)),)
 
 
 # The current folder

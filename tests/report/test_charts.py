@@ -10,8 +10,8 @@ import pytest
 from tests.report.pages import classification, copied, raise_budgets, record_of, train, visible
 from tests.report.verifying import sealing_nothing
 from udpfl.report import read_run, run_page
+from udpfl.report._comparison import comparison_charts
 from udpfl.report.charts import run_charts
-from udpfl.report.comparison import comparison_charts
 
 
 def test_charts_hold_the_numbers_of_the_run(runs):

@@ -188,7 +188,7 @@ def test_a_run_stopped_between_evaluations_says_what_it_has_spent(tmp_path, shar
         rules = ["best"] * 3
     rounds = 5 if shared else 10
     wanted = [
-        account(Repeated(person.round_event, rounds), 1e-5, rule).epsilon
+        account(Repeated(person.round_event(1), rounds), 1e-5, rule).epsilon
         for person, rule in zip(people, rules, strict=True)
     ]
     assert [c.statement.epsilon for c in record.clients] == pytest.approx(wanted, rel=1e-9)

@@ -26,7 +26,7 @@ from tests.small import blobs, linear
 from udpfl.accounting.statement import PrivacyStatement, largest
 from udpfl.cli import main
 from udpfl.errors import InvalidInput, UdpflError
-from udpfl.federation import ending, opening
+from udpfl.federation import _ending, _opening
 from udpfl.ledger.ledger import Ledger
 from udpfl.ledger.seals import digests
 from udpfl.report import read_run, run_page
@@ -387,7 +387,7 @@ def test_a_finished_run_that_goes_on_is_not_finished(capsys, run, monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("no power")
 
-    monkeypatch.setattr(ending, "final_evaluation", broken)
+    monkeypatch.setattr(_ending, "final_evaluation", broken)
     with pytest.raises(RuntimeError, match="no power"):
         udpfl.run(resume=run, data=blobs(), model=linear())
     assert outcome(capsys, run)[:2] == ("not verified", "the run is not finished")
@@ -447,7 +447,7 @@ def test_a_run_that_never_began_is_not_contradicted(capsys, run, tmp_path):
 
 
 def test_words_of_another_version_are_no_contradiction(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(opening, "__version__", "0.0.1")
+    monkeypatch.setattr(_opening, "__version__", "0.0.1")
     folder = train(tmp_path / "run", rounds=1)
     assert outcome(capsys, folder)[0] == "verified"
     monkeypatch.setattr(PrivacyStatement, "__str__", lambda _: "as it is said now")

@@ -17,8 +17,8 @@ from tests.small import blobs, linear
 from udpfl.accounting.statement import shown
 from udpfl.ledger.ledger import Ledger
 from udpfl.report import comparison_page, read_run, run_page, write_report
+from udpfl.report._comparison import comparison_charts
 from udpfl.report.charts import run_charts
-from udpfl.report.comparison import comparison_charts
 from udpfl.report.figures import write_figures
 from udpfl.report.read import RunRecord
 from udpfl.report.words import counted, explain

@@ -27,10 +27,10 @@ from tests.report.verifying import (
 from tests.repository import EXAMPLES
 from udpfl.accounting import PrivacyStatement
 from udpfl.algorithms.message import tensors_from_bytes
-from udpfl.cli.ledgers import contradictions
+from udpfl.cli._ledgers import contradictions
 from udpfl.ledger.ledger import Ledger
 from udpfl.report import read_run, run_page
-from udpfl.report.differences import differences
+from udpfl.report._differences import differences
 
 LEDGER = ("ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm")
 

@@ -232,7 +232,7 @@ def test_a_place_without_a_ledger_is_noticed_before_anything(tmp_path, monkeypat
 
     (tmp_path / "folder").mkdir()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(setup, "dataset_of", planned)
+    monkeypatch.setattr(setup, "load_dataset", planned)
     with pytest.raises(InvalidInput, match=re.escape(f"privacy.ledger: {said}")):
         train("run", ledger=place)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder"]

@@ -20,6 +20,7 @@ from udpfl import algorithms
 from udpfl.accounting import PrivacyStatement
 from udpfl.cli import main
 from udpfl.errors import InvalidInput
+from udpfl.harmonizer import Matched
 from udpfl.ledger.chain import Head
 from udpfl.report import read_run
 from udpfl.runs import names
@@ -115,7 +116,7 @@ EXAMPLES = [
     ClientRow(
         "a", 10, 0.5, 3, 1, trainings=2, participation=0.5, penalty=0.1, parameters=True,
         diameter=False, delta=1e-5, count=RELEASE, factors=(2.0, 1.0, 1.0), asked=(1, 3),
-        shuffled=4, release=RELEASE, budget=(1.0, 1e-3),
+        shuffled=4, release=RELEASE, budget=(1.0, 1e-3), matched=Matched(2.0, STATEMENT, NOMINAL),
     ),
     RoundRow({"round": 1, "accuracy": None, "loss": "inf", "participants": 2}),
     RoundRow({"round": 2, "loss": 0.5, "clip_factor": 0.9, "own_stage": {"deep": [1, "two"]}}),
@@ -342,7 +343,8 @@ def test_a_field_that_is_wrong_is_named(run, name, key, value):
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("rate", "often"), ("rounds", 1.5), ("budget", [1.0]), ("temper", 1)]
+    ("key", "value"),
+    [("rate", "often"), ("rounds", 1.5), ("budget", [1.0]), ("matched", 2.0), ("temper", 1)],
 )
 def test_a_client_that_is_wrong_is_refused(run, key, value):
     edit(run / "participants.json", lambda people: people[0].update({key: value}))
@@ -420,7 +422,7 @@ def test_nobody_else_opens_the_files_of_a_run_folder():
     packages = [path.name for path in ROOT.iterdir() if path.name != "runs"]
     found = {path for path, text in constants(*packages) if text.rsplit("/")[-1] in files}
     # A ledger of a former format was a run's own if it lies beside a run.json.
-    assert found == {"ledger/upgrade.py"}
+    assert found == {"ledger/_upgrade.py"}
 
 
 def test_no_method_is_known_by_its_name():

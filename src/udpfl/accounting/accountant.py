@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from udpfl.accounting import loss_distribution, pure, rdp, shuffling
+from udpfl.accounting import loss_distribution, paper, pure, rdp, shuffling
 from udpfl.accounting.events import (
     Composed,
     Event,
@@ -28,8 +28,12 @@ from udpfl.accounting.filter import Filter
 from udpfl.accounting.statement import Composition, PrivacyStatement
 from udpfl.errors import InvalidInput, Unsupported
 
-Accountant = Literal["rdp", "pld", "best"]
+Accountant = Literal["rdp", "pld", "best", "paper"]
 Accounting = Literal["vector", "scalar"]
+PAPER_IS_NOMINAL = (
+    "paper is for scalar accounting, which is nominal, and never gives a guarantee: set accounting "
+    "to scalar, or choose rdp, pld or best"
+)
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +54,7 @@ def account(
         delta: In [0, 1); 0 asks for pure DP.
         accountant: "rdp", "pld", a `Filter`, or "best": every accountant that supports all of the
             event is asked, and the smallest answer kept. Each is an upper bound, so that is one
-            too.
+            too. "paper" is the paper's own, for scalar accounting alone.
         accounting: "vector" for what holds for the whole gradient. With "scalar" the statement is
             nominal and carries the vector-accounted epsilon beside it.
 
@@ -58,7 +62,8 @@ def account(
         The statement: epsilon, delta, for whom it holds, and by which accountant.
 
     Raises:
-        InvalidInput: `delta`, `accountant` or `accounting` is none of the above.
+        InvalidInput: `delta`, `accountant` or `accounting` is none of the above, or they do not
+            go together.
         Unsupported: The accountant has no proved bound for a part of the event.
 
     Example:
@@ -71,31 +76,36 @@ def account(
     unit, neighbours = basis(event)
     if any(isinstance(leaf, NominallyShuffled) for leaf in leaves(event)):
         raise Unsupported("a nominal shuffle is not an event that happened; account Shuffled")
-    value, how = _smallest(event if accounting == "vector" else as_scalar(event), delta, accountant)
-    statement = PrivacyStatement(
+    is_nominal = accounting == "scalar"
+    value, how = _smallest(as_scalar(event) if is_nominal else event, delta, accountant)
+    proved, why_not = _proved(event, delta, accountant) if is_nominal else (value, ())
+    return PrivacyStatement(
         epsilon=value,
         delta=delta,
-        kind="guarantee",
+        kind="nominal" if is_nominal else "guarantee",
         accountant=how,
         unit=unit,
         neighbours=neighbours,
-        vector_epsilon=value,
-        notes=tuple(_notes(event)),
+        vector_epsilon=proved,
+        notes=(*_notes(event), *why_not),
         composition=_composition(how),
     )
-    if accounting == "vector":
-        return statement
+
+
+def _proved(
+    event: Event, delta: float, accountant: Accountant | Filter
+) -> tuple[float, tuple[str, ...]]:
+    """What is proved for the gradient beside a nominal number; where nothing is, a note why."""
     proved, reason = math.inf, ""
-    choices: tuple[Accountant | Filter, ...] = (accountant, "best")
+    first: Accountant | Filter = "best" if accountant == "paper" else accountant
+    choices: tuple[Accountant | Filter, ...] = (first, "best")
     for choice in choices:  # pld may know one coordinate and not the gradient
         try:
             proved = _smallest(event, delta, choice)[0]
             break
         except Unsupported as error:
             reason = str(error)
-    if math.isinf(proved) and reason:
-        statement = replace(statement, notes=(*statement.notes, f"no guarantee: {reason}"))
-    return replace(statement, kind="nominal", vector_epsilon=proved)
+    return proved, (f"no guarantee: {reason}",) if math.isinf(proved) and reason else ()
 
 
 def _composition(how: str) -> Composition:
@@ -108,12 +118,16 @@ def check_choices(delta: float, accountant: str | Filter, accounting: str) -> No
     if not number or not 0 <= delta < 1:
         raise InvalidInput("delta", f"must lie in [0, 1), got {delta!r}")
     if not isinstance(accountant, Filter) and accountant not in get_args(Accountant):
-        raise InvalidInput("accountant", f"must be rdp, pld or best, got {accountant!r}")
+        raise InvalidInput("accountant", f"must be rdp, pld, best or paper, got {accountant!r}")
     if accounting not in get_args(Accounting):
         raise InvalidInput("accounting", f"must be vector or scalar, got {accounting!r}")
+    if accountant == "paper" and accounting != "scalar":
+        raise InvalidInput("accountant", PAPER_IS_NOMINAL)
 
 
 def _smallest(event: Event, delta: float, accountant: Accountant | Filter) -> tuple[float, str]:
+    if accountant == "paper":
+        return paper.epsilon(event, delta), "paper"
     if delta == 0:
         return pure.epsilon(event), "pure"
     if isinstance(accountant, Filter):  # never the smaller of this and another at all of delta
@@ -137,14 +151,15 @@ def _smallest(event: Event, delta: float, accountant: Accountant | Filter) -> tu
 def as_scalar(event: Event) -> Event:
     """The same event as the paper reads it: one coordinate, and shuffling without conditions."""
     match event:
-        case Release():
-            return replace(event, sensitivity=event.sensitivity.scalar())
+        case Release(mechanism, sensitivity):
+            one = mechanism.in_dimension(1)
+            return replace(event, mechanism=one, sensitivity=sensitivity.scalar())
         case PureDP():
             return event
         case PoissonSampled() | SecretlySelected() | Repeated() | NominallyShuffled():
             return replace(event, event=as_scalar(event.event))  # type: ignore[arg-type]
-        case Shuffled(inner, clients):
-            return NominallyShuffled(as_scalar(inner), clients)  # type: ignore[arg-type]
+        case Shuffled(inner, clients, _, releases):
+            return NominallyShuffled(as_scalar(inner), clients, releases)  # type: ignore[arg-type]
         case Composed(events):
             return Composed(as_scalar(inner) for inner in events)
 

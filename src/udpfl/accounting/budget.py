@@ -52,13 +52,13 @@ def would_exceed(
         next_event: What would be released next.
         budget: The most that both together may cost.
         accountant: "rdp", "pld", "best" of both, or a `Filter`, which also holds for settings that
-            depend on earlier results.
+            depend on earlier results. Never "paper", which proves nothing.
 
     Returns:
         True where epsilon at the budget's delta would be larger than the budget's epsilon.
 
     Raises:
-        InvalidInput: `history` is not a list of events.
+        InvalidInput: `history` is not a list of events, or `accountant` is "paper".
         Unsupported: The accountant has no proved bound for one of the events.
 
     Example:
@@ -89,7 +89,7 @@ def rounds_left(
         The number of rounds, 0 where not even one fits. It is searched for up to 2^24.
 
     Raises:
-        InvalidInput: `history` is not a list of events.
+        InvalidInput: `history` is not a list of events, or `accountant` is "paper".
         Unsupported: The accountant has no proved bound for one of the events.
 
     Example:

@@ -19,19 +19,19 @@ def described(event: Event) -> str:
     """One phrase: which noise, at which clip, how often."""
     match event:
         case Release(mechanism, sensitivity, unit):
-            values = ", ".join(
-                f"{name} {value:.4g}" for name, value in mechanism.parameters.items()
-            )
             clip = f"{sensitivity.norm} clip {sensitivity.bound:g} per {unit}"
-            return f"{mechanism.name} ({values}), {clip}"
+            return f"{mechanism.name} ({mechanism.parameters_in_words()}), {clip}"
         case PureDP(epsilon):
             return f"any {epsilon:g}-DP answer"
+        case PoissonSampled(rate, Repeated(inner, count)):
+            return f"{described(inner)}, {count:,} times on one sample at {rate:g}"
         case PoissonSampled(rate, inner):
             return f"{described(inner)}, sampled at {rate:g}"
         case SecretlySelected(probability, inner):
             return f"{described(inner)}, in secret with probability {probability:g}"
-        case Shuffled(inner, clients):
-            return f"{described(inner)}, shuffled among {clients:,}"
+        case Shuffled(inner, clients, _, releases):
+            of = f", one of {releases:,} in a message" if releases > 1 else ""
+            return f"{described(inner)}{of}, shuffled among {clients:,}"
         case Repeated(inner, count):
             return f"{count:,} times {described(inner)}"
         case Composed(events):

@@ -2,7 +2,8 @@
 
 Release          noise on a clipped sum: one message, one charge
 PureDP           any epsilon-DP randomiser
-PoissonSampled   the event, run on records drawn independently at a rate
+PoissonSampled   the event, run on records drawn independently at a rate; repetitions inside of it
+                 look at the same sample
 SecretlySelected the event, run only if its client was picked, and nobody learns who was
 Shuffled         the event's message, mixed with those of other clients before anyone sees it
 Repeated         the event, `count` times in a row (adaptively)
@@ -16,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from udpfl.errors import InvalidInput, Unsupported
-from udpfl.mechanisms import Mechanism
+from udpfl.mechanisms import Mechanism, Radial
 from udpfl.mechanisms.base import positive
 from udpfl.sensitivity import Sensitivity, whole
 
@@ -32,12 +33,13 @@ def _probability(name: str, value: float) -> None:
 
 @dataclass(frozen=True)
 class Release:
-    """Independent noise on every coordinate of a sum clipped to `sensitivity`.
+    """Noise on a sum clipped to `sensitivity`.
 
     `unit` says whose presence the sensitivity bounds: one record, or a whole client.
 
     Raises:
-        InvalidInput: A field has another type, or `unit` is neither of the two.
+        InvalidInput: A field has another type, `unit` is neither of the two, or noise of whole
+            vectors is for another dimension.
 
     Example:
         >>> from udpfl import Laplace, Release, Sensitivity
@@ -59,6 +61,16 @@ class Release:
             raise InvalidInput("sensitivity", f"must be a Sensitivity, got {self.sensitivity!r}")
         if self.unit not in get_args(Unit):
             raise InvalidInput("unit", f"must be record or client, got {self.unit!r}")
+        self._check_dimension()
+
+    def _check_dimension(self) -> None:
+        noise, dimension = self.mechanism, self.sensitivity.dimension
+        if isinstance(noise, Radial) and noise.dimension != dimension:
+            raise InvalidInput(
+                "dimension",
+                f"{noise.name} noise for vectors of {noise.dimension:,} coordinates does not fit a "
+                f"sum of {'unknown dimension' if dimension is None else f'{dimension:,}'}",
+            )
 
     def scaled(self, *, noise: float = 1.0, clip: float = 1.0) -> Release:
         """With other noise, or with both noise and clip in another unit of length."""
@@ -95,34 +107,50 @@ class PureDP:
 
 @dataclass(frozen=True)
 class PoissonSampled:
-    """Each record takes part independently with probability `rate`, anew in every repetition.
+    """Each record takes part independently with probability `rate`.
 
-    With unit "client" this needs a trusted server that keeps the selection secret.
+    `Repeated(PoissonSampled(q, release), n)` draws n samples and releases each once.
+    `PoissonSampled(q, Repeated(release, n))` draws one sample and releases it n times: one coin
+    decides about a record for all of them, which costs more as a rule. docs/mathematics.md, section
+    4.1, has the proof. With unit "client" this needs a trusted server that keeps the selection
+    secret.
 
     Raises:
         InvalidInput: `rate` is not in (0, 1].
-        Unsupported: The event is no single release, or not for add-remove neighbours.
+        Unsupported: The event is no release and no repeated release, or not for add-remove
+            neighbours.
 
     Example:
-        >>> from udpfl import Gaussian, PoissonSampled, Release, Sensitivity
-        >>> PoissonSampled(0.01, Release(Gaussian(1.0), Sensitivity(1.0))).rate
-        0.01
+        >>> from udpfl import Gaussian, PoissonSampled, Release, Repeated, Sensitivity, account
+        >>> release = Release(Gaussian(2.0), Sensitivity(1.0))
+        >>> one_sample = PoissonSampled(0.1, Repeated(release, 4))
+        >>> four_samples = Repeated(PoissonSampled(0.1, release), 4)
+        >>> account(one_sample, 1e-5).epsilon > account(four_samples, 1e-5).epsilon
+        True
     """
 
     rate: float
     """In (0, 1]."""
-    event: Release | PureDP
+    event: Release | PureDP | Repeated
     """What is released about the sample."""
 
     def __post_init__(self) -> None:
         _probability("sampling_rate", self.rate)
-        if not isinstance(self.event, (Release, PureDP)):
+        inner, _ = self.passes
+        if not isinstance(inner, (Release, PureDP)):
             raise Unsupported(
-                f"Poisson sampling of a {type(self.event).__name__} event has no proved bound: "
+                f"Poisson sampling of a {type(inner).__name__} event has no proved bound: "
                 "sample each release on its own"
             )
-        if isinstance(self.event, PureDP) and self.event.neighbours != "add-remove":
+        if isinstance(inner, PureDP) and inner.neighbours != "add-remove":
             raise Unsupported("Poisson sampling is accounted for add-remove neighbours only")
+
+    @property
+    def passes(self) -> tuple[Release | PureDP, int]:
+        """The release, and how many times it looks at the same sample."""
+        if isinstance(self.event, Repeated):
+            return self.event.event, self.event.count  # type: ignore[return-value]
+        return self.event, 1
 
 
 @dataclass(frozen=True)
@@ -158,9 +186,14 @@ class Shuffled:
     Amplification is granted only where every condition of the theorem holds; see
     `udpfl.accounting.shuffling`. Elsewhere the event costs what its message costs.
 
+    A message may hold several `releases` that are alike, as those of several local steps. The event
+    stands for one of them: a message is so many of these events. No theorem speaks of such a
+    message. Nominal accounting applies the paper's lemma to the whole of it and counts an equal
+    part for each release.
+
     Raises:
-        InvalidInput: `clients` is not a whole number above 0.
-        Unsupported: The event is not a single message.
+        InvalidInput: `clients` or `releases` is not a whole number above 0.
+        Unsupported: The event is not a single release.
 
     Example:
         >>> from udpfl import PureDP, Shuffled
@@ -169,16 +202,22 @@ class Shuffled:
     """
 
     event: Release | PureDP | PoissonSampled
-    """The message of one client."""
+    """The message of one client, or one of the releases in it."""
     clients: int
     """How many messages are permuted."""
     identical: bool = False
     """Every client runs the same randomiser with the same epsilon."""
+    releases: int = 1
+    """How many releases like this one a message holds."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clients", whole("clients", self.clients))
+        object.__setattr__(self, "releases", whole("releases", self.releases))
         if not isinstance(self.event, (Release, PureDP, PoissonSampled)):
-            raise Unsupported("a client shuffles one message: a Release, PureDP or PoissonSampled")
+            raise Unsupported(
+                "a message is made of single releases (Release, PureDP or PoissonSampled): give "
+                "one of them, and in `releases` how many the message holds"
+            )
 
 
 @dataclass(frozen=True)
@@ -190,6 +229,7 @@ class NominallyShuffled:
 
     event: Release | PureDP | PoissonSampled
     clients: int
+    releases: int = 1
 
 
 @dataclass(frozen=True)
@@ -235,10 +275,16 @@ Leaf = Release | PureDP | PoissonSampled | SecretlySelected | Shuffled | Nominal
 Event = Leaf | Repeated | Composed
 
 
-def message_of(release: Release, rate: float = 1.0, shuffled: int = 0) -> Event:
-    """One message of a client: a release on a Poisson sample, and with how many it is shuffled."""
-    message = PoissonSampled(rate, release)
-    return Shuffled(message, shuffled) if shuffled else message
+def message_of(
+    release: Release, rate: float = 1.0, shuffled: int = 0, releases: int = 1, passes: int = 1
+) -> Event:
+    """What a client releases of one Poisson sample, in so many passes over it.
+
+    `shuffled` is with how many messages that is mixed, its own included, 0 where it is not;
+    `releases` how many like this one message holds.
+    """
+    on_sample = PoissonSampled(rate, Repeated(release, passes) if passes > 1 else release)
+    return Shuffled(on_sample, shuffled, releases=releases) if shuffled else on_sample
 
 
 def leaves(event: Event) -> dict[Leaf, int]:
@@ -267,6 +313,20 @@ def _walk(event: Event, times: int) -> Iterator[tuple[Leaf, int]]:
             yield event, times
         case _:
             raise Unsupported(f"not an event: {event!r}")
+
+
+def release_count(event: Event) -> int:
+    """How many releases a unit takes part in, where it is drawn into every sample."""
+    total = 0
+    for leaf, count in leaves(event).items():
+        match leaf:
+            case PoissonSampled():
+                total += count * leaf.passes[1]
+            case SecretlySelected(event=inner) | Shuffled(event=inner):
+                total += count * release_count(inner)
+            case _:
+                total += count
+    return total
 
 
 def basis(event: Event) -> tuple[Unit, Neighbours]:

@@ -75,8 +75,11 @@ class Filter:
 
         Guarantee: `epsilon` never falls when releases are added.
         """
-        orders = np.array(self.orders)
-        values = _converted(orders, curve(event, orders), np.array(self.shares) * delta)
+        return self.converted(curve(event, np.array(self.orders)), delta)
+
+    def converted(self, divergences: Floats, delta: float) -> float:
+        """The same from the Rényi divergence of everything at each of the orders."""
+        values = _converted(np.array(self.orders), divergences, np.array(self.shares) * delta)
         return max(0.0, float(np.min(values)))
 
     def to_dict(self) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from udpfl.accounting.events import (
     Repeated,
     Unit,
     leaves,
+    message_of,
 )
 from udpfl.accounting.serial import event_from_dict
 from udpfl.errors import InvalidInput, Unsupported
@@ -201,7 +202,7 @@ def _converted(event: Any, dimension: int | None, unit: Unit) -> Iterator[Event]
 
 
 def _sampled(event: Any, dimension: int | None, unit: Unit) -> Iterator[Event]:
-    """One release of a Poisson sample; several Gaussian ones of the same sample are one as well.
+    """Releases of one Poisson sample: one, the same one several times, or Gaussian ones.
 
     Releases of one sample are not releases of several samples. Gaussian noise of stds s_i on the
     same records, each looking at the ones before, costs what one of std (sum s_i^-2)^(-1/2) costs.
@@ -215,16 +216,16 @@ def _sampled(event: Any, dimension: int | None, unit: Unit) -> Iterator[Event]:
         for leaf, count in inner.items()
         if isinstance(leaf, Release) and isinstance(leaf.mechanism, Gaussian)
     ]
-    single = next(iter(inner))
-    if isinstance(single, Release) and list(inner.values()) == [1]:
-        yield PoissonSampled(rate, single)
+    single, times = next(iter(inner.items()))
+    if isinstance(single, Release) and len(inner) == 1:
+        yield message_of(single, rate, passes=times)
     elif len(stds) == len(inner):
         together = math.fsum(count / std**2 for std, count in stds) ** -0.5
         yield PoissonSampled(rate, _gaussian(together, unit))
     else:
         raise Unsupported(
-            "a PoissonSampledDpEvent of anything but one release, or Gaussian releases, cannot be "
-            "imported: several releases of one sample are not several samples"
+            "a PoissonSampledDpEvent of anything but one kind of release, or Gaussian releases, "
+            "cannot be imported: several releases of one sample are not several samples"
         )
 
 

@@ -5,10 +5,12 @@ distributions. Sampling transforms that curve exactly; `dp-accounting` discretis
 pessimistically ("connect the dots") and composes it. Adding and removing a record are composed
 separately and the larger answer counts.
 
-A worst pair is known for Gaussian noise (any dimension, by its l2 norm), and for every symmetric
-unimodal noise in one dimension or, as a product over coordinates, under l-infinity clipping. All
-else raises `Unsupported`; the Rényi accountant covers it. A shuffled message costs what it costs
-unshuffled.
+A worst pair is known for Gaussian noise (any dimension, by its l2 norm), for noise whose density
+falls with the l1 norm (under l1 clipping, one coordinate), and for every symmetric unimodal noise
+in one dimension or, as a product over coordinates, under l-infinity clipping. All else raises
+`Unsupported`; the Rényi accountant covers it. Several releases of one sample are dominated by the
+product of their worst pairs, and sampling transforms the curve of that. A shuffled message costs
+what it costs unshuffled.
 
 Guarantee: the result is an upper bound. Discretisation rounds towards more leakage; floating-point
 error of the Fourier transforms is covered by an allowance added to delta.
@@ -24,7 +26,7 @@ import logging
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import fft
@@ -41,6 +43,7 @@ from udpfl.accounting.events import (
     leaves,
 )
 from udpfl.errors import Unsupported
+from udpfl.mechanisms import Radial
 from udpfl.mechanisms.arrays import Floats
 
 Curve = Callable[[Floats], Floats]
@@ -70,42 +73,67 @@ def _library() -> Any:
     return pld_pmf
 
 
+class _Sample(NamedTuple):
+    """What is released of the records that are drawn at a rate."""
+
+    release: Release | PureDP
+    passes: int
+    """How many times, each free to depend on the results before."""
+    rate: float
+
+
 @lru_cache(maxsize=16)
-def _curve(leaf: Release | PureDP, releases: int, near: float) -> tuple[Curve, float]:
-    """The hockey-stick curve of the worst pair of one unsampled release, and mass to add to it."""
+def _curve(leaf: Release | PureDP, passes: int, releases: int, near: float) -> tuple[Curve, float]:
+    """The hockey-stick curve of the worst pair of one unsampled release, or of several of the same
+    sample, and mass to add to it.
+
+    Passes that look at each other's results are dominated by the product of their worst pairs.
+    """
     if isinstance(leaf, PureDP):
 
         def response(eps: Floats) -> Floats:
             truth = 1 / (1 + math.exp(-leaf.epsilon))
             return np.asarray(-np.expm1(np.minimum(eps - leaf.epsilon, 0.0)) * truth)
 
-        return response, 0.0
+        return (response, 0.0) if passes == 1 else _product(response, passes, releases, near)
     _check_pair(leaf)
-    mechanism, sensitivity = leaf.mechanism, leaf.sensitivity
-    if mechanism.is_isotropic:
-        shift = sensitivity.largest("l2")
-        return lambda eps: mechanism.hockey_stick(eps, shift), 0.0
-    bound, dimension = sensitivity.bound, sensitivity.coordinates
+    mechanism, shift = leaf.mechanism, _single_shift(leaf)
+    if mechanism.is_isotropic and shift is not None:
+        own = math.sqrt(passes) * shift
+        return lambda eps: mechanism.hockey_stick(eps, own), 0.0
+    bound = leaf.sensitivity.bound
+    parts = passes if shift is not None else passes * leaf.sensitivity.coordinates
     # Where the shifted noise misses a part of the support the loss there is infinite.
-    lost = float(mechanism.hockey_stick(700.0, bound))
+    moved = bound if shift is None else shift
+    lost = float(mechanism.hockey_stick(700.0, moved))
 
     def single(eps: Floats) -> Floats:
-        return np.maximum(mechanism.hockey_stick(eps, bound) - lost, 0.0)
+        return np.maximum(mechanism.hockey_stick(eps, moved) - lost, 0.0)
 
-    if dimension == 1:
+    if parts == 1:
         return single, lost
-    curve, more = _product(single, dimension, releases, near)
-    return curve, dimension * lost + more
+    curve, more = _product(single, parts, releases, near)
+    return curve, parts * lost + more
 
 
 @lru_cache(maxsize=32)
-def _discretised(
-    leaf: Release | PureDP, rate: float, adding: bool, releases: int, coarser: float, near: float
-) -> Any:
-    """One of about so many releases, on the grid of a total of about `near`."""
-    curve, _ = _curve(leaf, releases, coarser * near)
+def _discretised(sample: _Sample, adding: bool, releases: int, coarser: float, near: float) -> Any:
+    """One of about so many samples, on the grid of a total of about `near`."""
+    curve, _ = _curve(sample.release, sample.passes, releases, coarser * near)
     step = coarser * grid_step(near, releases)
-    return _pmf(_sampled(curve, rate, adding), step, releases)
+    return _pmf(_sampled(curve, sample.rate, adding), step, releases)
+
+
+def _single_shift(release: Release) -> float | None:
+    """The shift that makes the worst pair by itself; None where all coordinates move at once."""
+    mechanism, sensitivity = release.mechanism, release.sensitivity
+    if mechanism.is_isotropic:
+        return sensitivity.largest("l2")
+    if isinstance(mechanism, Radial):
+        return sensitivity.largest("l1")
+    if sensitivity.coordinates == 1 or (mechanism.falls_with_l1 and sensitivity.norm == "l1"):
+        return sensitivity.bound
+    return None
 
 
 def _check_pair(release: Release) -> None:
@@ -118,26 +146,26 @@ def _check_pair(release: Release) -> None:
             f"{mechanism.name}: a loss distribution needs a unimodal density, whose hockey-stick "
             "divergence grows with the shift; use the rdp accountant"
         )
-    if sensitivity.coordinates > 1 and sensitivity.norm != "linf":
+    if _single_shift(release) is None and sensitivity.norm != "linf":
         raise Unsupported(
             f"no worst pair is known for {mechanism.name} noise under {sensitivity.norm} in "
             f"{sensitivity.dimension} dimensions; use the rdp accountant"
         )
 
 
-def _product(single: Curve, dimension: int, releases: int, near: float) -> tuple[Curve, float]:
-    """The curve of `dimension` independent coordinates that all move by the worst shift.
+def _product(single: Curve, parts: int, releases: int, near: float) -> tuple[Curve, float]:
+    """The curve of so many independent parts, each at its worst: coordinates, passes or both.
 
     The Fourier transform leaves rounding noise that never dies out. The noise floor is taken off
     the curve and handed back as mass of infinite loss instead.
     """
-    step = grid_step(near / math.sqrt(releases), dimension)
-    pmf = _self_compose(_pmf(_sampled(single, 1.0, adding=False), step, dimension), dimension)
+    step = grid_step(near / math.sqrt(releases), parts)
+    pmf = _self_compose(_pmf(_sampled(single, 1.0, adding=False), step, parts), parts)
     probs = np.maximum(np.asarray(pmf._probs), 0.0)
     losses = (pmf._lower_loss + np.arange(probs.size)) * step
     above_p = np.append(np.cumsum(probs[::-1])[::-1], 0.0)
     above_q = np.append(np.cumsum((probs * np.exp(-losses))[::-1])[::-1], 0.0)
-    floor = 1e-13 + 32 * dimension * np.finfo(float).eps
+    floor = 1e-13 + 32 * parts * np.finfo(float).eps
 
     def curve(eps: Floats) -> Floats:
         first = np.searchsorted(losses, eps, side="right")
@@ -286,18 +314,18 @@ class LossDistribution:
         near = 2.0 ** math.floor(math.log2(near)) if math.isfinite(near) else 1.0
         # Each factor of a product of `total` transforms carries a few rounding errors.
         self._allowance = 32 * total * float(np.finfo(float).eps)
-        releases: list[tuple[Release | PureDP, float, int]] = []
+        samples: list[tuple[_Sample, int]] = []
         for leaf, count in parts.items():
-            inner, rate = _sampled_parts(leaf)
-            _, lost = _curve(inner, rounded, coarser * near)
-            self._allowance += count * rate * lost  # unsampled records lose nothing
-            releases.append((inner, rate, count))
-        one_way = all(rate == 1 for _, rate, _ in releases)
+            sample = _sample_of(leaf)
+            _, lost = _curve(sample.release, sample.passes, rounded, coarser * near)
+            self._allowance += count * sample.rate * lost  # unsampled records lose nothing
+            samples.append((sample, count))
+        one_way = all(sample.rate == 1 for sample, _ in samples)
         self._pmfs = []
         for adding in (False, True) if both_ways and not one_way else (False,):
             composed: Any = None
-            for inner, rate, count in releases:
-                part = _discretised(inner, rate, adding, rounded, coarser, near)
+            for sample, count in samples:
+                part = _discretised(sample, adding, rounded, coarser, near)
                 part = _self_compose(part, count)
                 composed = part if composed is None else composed.compose(part, _TAIL)
             self._pmfs.append(composed)
@@ -323,14 +351,14 @@ def composed_loss(event: Event) -> LossDistribution:
     return LossDistribution(event)
 
 
-def _sampled_parts(leaf: Leaf) -> tuple[Release | PureDP, float]:
+def _sample_of(leaf: Leaf) -> _Sample:
     match leaf:
         case Release() | PureDP():
-            return leaf, 1.0
-        case PoissonSampled(rate, inner):
-            return inner, rate
+            return _Sample(leaf, 1, 1.0)
+        case PoissonSampled(rate):
+            return _Sample(*leaf.passes, rate)
         case Shuffled(event=message) | NominallyShuffled(event=message):
-            return _sampled_parts(message)  # mixing is post-processing; no amplification is known
+            return _sample_of(message)  # mixing is post-processing; no amplification is known
         case _:
             raise Unsupported(
                 f"no loss distribution is known for a {type(leaf).__name__} event; use rdp"
@@ -340,9 +368,9 @@ def _sampled_parts(leaf: Leaf) -> tuple[Release | PureDP, float]:
 def check(event: Event) -> None:
     """Raise `Unsupported`, with the reason, where this accountant does not apply."""
     for leaf in leaves(event):
-        inner, _ = _sampled_parts(leaf)
-        if isinstance(inner, Release):
-            _check_pair(inner)
+        release = _sample_of(leaf).release
+        if isinstance(release, Release):
+            _check_pair(release)
 
 
 def epsilon(event: Event, delta: float) -> float:

@@ -32,8 +32,9 @@ def _leaf(leaf: Leaf) -> float:
             return loss
         case PureDP(value):
             return value
-        case PoissonSampled(rate, inner):
-            whole = _leaf(inner)
+        case PoissonSampled(rate):
+            inner, passes = leaf.passes
+            whole = passes * _leaf(inner)
             # log(1 + q (e^x - 1)), without overflow
             if whole < 30:
                 return math.log1p(rate * math.expm1(whole))

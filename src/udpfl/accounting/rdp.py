@@ -11,8 +11,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from udpfl.accounting import shuffling, subsampling
-from udpfl.accounting.conversion import delta_at, epsilon_at
+from udpfl.accounting import _subsampling, shuffling
+from udpfl.accounting._conversion import delta_at, epsilon_at
 from udpfl.accounting.events import (
     Event,
     Leaf,
@@ -26,6 +26,7 @@ from udpfl.accounting.events import (
 )
 from udpfl.accounting.worst_case import worst_case
 from udpfl.errors import InvalidInput
+from udpfl.mechanisms import Radial
 from udpfl.mechanisms.arrays import Floats
 
 TOPS = (64, 1024, 16384)
@@ -44,7 +45,7 @@ def order_grid(top: int) -> Floats:
     return result
 
 
-def _knots(top: int) -> Floats:
+def whole_knots(top: int) -> Floats:
     """Integer orders at which an expensive divergence is evaluated."""
     large = np.unique(np.round(16 * 1.08 ** np.arange(1, 200)))
     return np.unique(np.concatenate([np.arange(2.0, 17.0), large[large < top], [float(top)]]))
@@ -60,8 +61,9 @@ def log_moments(release: Release, top: int) -> Floats:
     every = np.arange(0.0, top + 1)
     mechanism, norm = release.mechanism, release.sensitivity.norm
     closed = mechanism.even_spread_is_worst and mechanism.one_coordinate_is_worst
-    closed = closed or (norm == "linf" and mechanism.is_closed_form)
-    knots = every[2:] if closed else _knots(top)
+    alone = norm == "linf" or isinstance(mechanism, Radial)  # one shift is the worst at all orders
+    closed = closed or (alone and mechanism.is_closed_form)
+    knots = every[2:] if closed else whole_knots(top)
     at_knots = (knots - 1) * worst_case(mechanism, release.sensitivity, knots)
     moments = np.asarray(np.interp(every, np.append(1.0, knots), np.append(0.0, at_knots)))
     moments.setflags(write=False)
@@ -80,9 +82,9 @@ def randomised_response(orders: Floats, epsilon: float) -> Floats:
 
 
 def _sampled(event: PoissonSampled, orders: Floats) -> Floats:
-    inner, rate = event.event, event.rate
+    (inner, passes), rate = event.passes, event.rate
     if rate == 1:
-        return leaf_curve(inner, orders)
+        return passes * leaf_curve(inner, orders)
     top = max(2, math.ceil(orders.max()))
     if isinstance(inner, PureDP):
         every = np.arange(0.0, top + 1)
@@ -92,15 +94,17 @@ def _sampled(event: PoissonSampled, orders: Floats) -> Floats:
         moments = log_moments(inner, top)
     integer = np.maximum(np.union1d(np.floor(orders), np.ceil(orders)), 2.0)
     integer = np.unique(integer)
-    at_integers = subsampling.poisson(integer, moments, rate)
+    # One coin decides about all passes: their divergences add up before the sampling counts.
+    at_integers = _subsampling.poisson(integer, passes * moments, rate)
     # Between integers (a-1) RDP(a) is convex, so the chord is an upper bound; it vanishes at 1.
     chord = np.interp(orders, np.append(1.0, integer), np.append(0.0, (integer - 1) * at_integers))
     values: Floats = np.asarray(chord / (orders - 1))
     if isinstance(inner, Release) and inner.mechanism.is_isotropic:
-        ratio = inner.sensitivity.largest("l2") / inner.mechanism.noise_std
+        # Passes with Gaussian noise are one with a root of their number less of it.
+        ratio = math.sqrt(passes) * inner.sensitivity.largest("l2") / inner.mechanism.noise_std
         fractional = (orders != np.floor(orders)) & (orders * ratio < 500)
         if ratio < 30 and np.any(fractional):
-            exact = subsampling.gaussian_fractional(orders[fractional], ratio, rate)
+            exact = _subsampling.gaussian_fractional(orders[fractional], ratio, rate)
             values[fractional] = np.minimum(values[fractional], exact)
     return values
 
@@ -115,11 +119,12 @@ def leaf_curve(leaf: Leaf, orders: Floats) -> Floats:
         case PoissonSampled():
             return _sampled(leaf, orders)
         case SecretlySelected(probability, inner):
-            return subsampling.secret_selection(orders, curve(inner, orders), probability)
+            return _subsampling.secret_selection(orders, curve(inner, orders), probability)
         case Shuffled(inner):
             return shuffling.amplify(leaf, orders, leaf_curve(inner, orders))
-        case NominallyShuffled(inner, clients):
-            return shuffling.nominal(orders, leaf_curve(inner, orders), clients)
+        case NominallyShuffled(inner, clients, releases):
+            message = releases * leaf_curve(inner, orders)  # the lemma is about all of it
+            return shuffling.nominal(orders, message, clients) / releases
 
 
 def add_up(parts: Iterable[tuple[Leaf, int]], orders: Floats) -> Floats:

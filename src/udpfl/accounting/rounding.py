@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from udpfl.accounting.events import Event, PureDP, Release, leaves
+from udpfl.accounting.events import Event, PureDP, Release, Repeated, leaves
 from udpfl.mechanisms import Mechanism
 from udpfl.mechanisms.grid import Rounding, rounding_of
 
@@ -23,6 +23,7 @@ def _noises(event: Event) -> Iterator[tuple[Mechanism, int]]:
         inner: Event = leaf
         while not isinstance(inner, Release | PureDP):
             assert hasattr(inner, "event")
+            count *= inner.count if isinstance(inner, Repeated) else 1
             inner = inner.event
         if isinstance(inner, Release) and inner.sensitivity.dimension is not None:
             yield inner.mechanism, count * inner.sensitivity.dimension

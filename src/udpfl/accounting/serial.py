@@ -42,6 +42,9 @@ _TYPES: dict[str, type] = {
     kind.__name__: kind
     for kind in (Release, PureDP, PoissonSampled, SecretlySelected, Shuffled, Repeated, Composed)
 }
+_LATER = {"releases": 1}
+"""Fields that earlier versions did not write, and what was true of their events. Where it is true
+still the field is not written, so that the text of an event stays the same."""
 _POINTS = (np.arange(64) + 0.5) / 8  # in standard deviations: the digest looks 8 of them far
 
 
@@ -84,11 +87,13 @@ def event_from_json(text: str) -> Event:
 
 
 def _plain_fields(part: Any) -> dict[str, Any]:
-    return {f.name: _FIELDS[f.name][0](f.name, getattr(part, f.name)) for f in fields(part)}
+    values = {f.name: getattr(part, f.name) for f in fields(part)}
+    written = {n: own for n, own in values.items() if n not in _LATER or own != _LATER[n]}
+    return {name: _FIELDS[name][0](name, own) for name, own in written.items()}
 
 
 def _read_fields(kind: type[Any], data: dict[str, Any]) -> dict[str, Any]:
-    names = [f.name for f in fields(kind)]
+    names = [f.name for f in fields(kind) if f.name in data or f.name not in _LATER]
     _exactly(kind.__name__, data, names)
     return {name: _FIELDS[name][1](name, data[name]) for name in names}
 
@@ -218,7 +223,7 @@ def behaviour(mechanism: Mechanism) -> str:
 _FIELDS: dict[str, tuple[Callable[[str, Any], Any], Callable[[str, Any], Any]]] = {
     # field: (as plain data, back again); a name means the same in every event
     **dict.fromkeys(("rate", "probability", "epsilon", "bound"), (_number, _number)),
-    **dict.fromkeys(("count", "clients"), (whole, whole)),
+    **dict.fromkeys(("count", "clients", "releases"), (whole, whole)),
     **dict.fromkeys(("discrete", "identical"), (_flag, _flag)),
     "dimension": (_optional_whole, _optional_whole),
     "unit": (_one_of(get_args(Unit)),) * 2,

@@ -32,6 +32,8 @@ def conditions_missing(event: Shuffled) -> list[str]:
     if not isinstance(inner, PureDP):
         return ["the messages are not pure-LDP randomisers (the theorem covers no Gaussian, "
                 "Laplace or Staircase messages and no sample-level releases)"]  # fmt: skip
+    if event.releases > 1:
+        reasons.append(f"a message holds {event.releases:,} releases, not one")
     if inner.unit != "client":
         reasons.append("the unit is one record, not the whole client")
     if inner.neighbours != "replace-one":
@@ -116,8 +118,9 @@ def exact_randomised_response(orders: Floats, epsilon: float, clients: int) -> F
 def nominal(orders: Floats, divergence: Floats, clients: int) -> Floats:
     """The paper's amplification, kept only at orders where a known mechanism does not refute it.
 
-    For the nominal accountant. At each order the lemma is used if it is not below the exact
-    divergence of randomised response with that much leakage; otherwise nothing is amplified.
+    For the nominal accountant. `divergence` is that of a whole message: of all the releases in it,
+    added up. At each order the lemma is used if it is not below the exact divergence of randomised
+    response with that much leakage; otherwise nothing is amplified.
     """
     result = np.array(divergence, dtype=np.float64)
     for i, (order, gamma) in enumerate(zip(orders, divergence, strict=True)):

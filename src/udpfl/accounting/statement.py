@@ -47,6 +47,9 @@ class PrivacyStatement:
     bounds one coordinate and not the gradient; `vector_epsilon` is what really holds. kind "none":
     no privacy is claimed, whatever the numbers say.
 
+    Raises:
+        InvalidInput: It calls a number of the paper's own accountant a guarantee.
+
     Example:
         >>> from udpfl import PrivacyStatement
         >>> print(PrivacyStatement(2.0, 1e-5, "guarantee", "rdp"))
@@ -71,6 +74,10 @@ class PrivacyStatement:
     """Assumptions, and why something is not claimed, in words."""
     composition: Composition = "fixed"
     """The theorem by which the releases are put together."""
+
+    def __post_init__(self) -> None:
+        if self.kind == "guarantee" and self.accountant == "paper":
+            raise InvalidInput("statement.kind", "the paper's accountant guarantees nothing")
 
     @classmethod
     def none(cls, reason: str) -> PrivacyStatement:

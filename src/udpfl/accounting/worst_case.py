@@ -1,6 +1,6 @@
 """The vector accountant: the worst gradient that the clipping allows.
 
-Noise is independent per coordinate, so one release with gradient difference v has divergence
+Most noise is independent per coordinate, so one release with gradient difference v has divergence
 sum_i D(|v_i|), and the accountant needs the supremum over all v inside the bound:
 
     l2:   d * H(c^2 / d), H the least nondecreasing concave majorant of u -> D(sqrt(u)) on [0, c^2]
@@ -11,6 +11,8 @@ Guarantee: every number returned is an upper bound. Where the shape of D is prov
 Laplace) it is the exact supremum. Elsewhere the majorant is built from points that lie on or above
 the curve: tangents where D is known to be concave between kinks (Staircase), the value at the
 right end of each cell where D is nondecreasing (any unimodal density), a Lipschitz bound otherwise.
+
+Noise with one density for the whole vector (`Radial`) has D at the largest l1 norm of v.
 
 References: docs/mathematics.md, section 3.
 """
@@ -23,10 +25,10 @@ from functools import singledispatch
 
 import numpy as np
 
-from udpfl.accounting.few_coordinates import MOST_COORDINATES, MOST_PERIODS, fewer_at_once
-from udpfl.accounting.staircase_vertices import staircase_vertices
+from udpfl.accounting._few_coordinates import MOST_COORDINATES, MOST_PERIODS, fewer_at_once
+from udpfl.accounting._staircase_vertices import staircase_vertices
 from udpfl.errors import Unsupported
-from udpfl.mechanisms import Mechanism, Staircase, Tabulated
+from udpfl.mechanisms import Mechanism, Radial, Staircase, Tabulated
 from udpfl.mechanisms.arrays import Floats
 from udpfl.sensitivity import Sensitivity
 
@@ -37,7 +39,7 @@ def worst_case(mechanism: Mechanism, sensitivity: Sensitivity, orders: Floats) -
     """Upper bound, at each finite order >= 1, on the Rényi divergence of one release.
 
     Args:
-        mechanism: The noise on every coordinate.
+        mechanism: The noise.
         sensitivity: Bounds the vector by which one record moves the sum.
         orders: Finite Rényi orders from 1; order 1 is the Kullback-Leibler divergence.
 
@@ -57,6 +59,8 @@ def worst_case(mechanism: Mechanism, sensitivity: Sensitivity, orders: Floats) -
     column = np.asarray(orders, dtype=np.float64)
     if mechanism.is_isotropic:
         return mechanism.renyi(column, sensitivity.largest("l2"))
+    if isinstance(mechanism, Radial):
+        return mechanism.renyi(column, sensitivity.largest("l1"))
     # Divergences do not change with the unit of length. Tables remember those at scale 1.
     if isinstance(mechanism, Tabulated):
         bound, mechanism = sensitivity.bound / mechanism.scale, replace(mechanism, scale=1.0)
@@ -77,6 +81,8 @@ def worst_loss(mechanism: Mechanism, sensitivity: Sensitivity) -> float:
     """The largest privacy loss of one release: epsilon of pure DP, inf where there is none."""
     if not mechanism.has_pure_guarantee:
         return math.inf
+    if isinstance(mechanism, Radial):
+        return float(mechanism.renyi(math.inf, sensitivity.largest("l1")))
     dimension = sensitivity.coordinates
     if dimension == 1:
         return float(_largest_up_to(mechanism, sensitivity.bound, np.asarray([math.inf]))[0])
@@ -87,7 +93,7 @@ def worst_loss(mechanism: Mechanism, sensitivity: Sensitivity) -> float:
         raise Unsupported(
             f"independent {mechanism.name} noise is known to be pure-DP in one dimension only: the "
             f"slope of its log-density has no bound, so with {dimension} coordinates even a tiny "
-            f"change of each may cost {dimension} x the loss of one; use laplace"
+            f"change of each may cost {dimension} x the loss of one; use laplace or staircase-l1"
         )
     return rate * sensitivity.largest("l1")
 

@@ -20,7 +20,7 @@ from udpfl.algorithms.message import ClientMessage, Tensors
 from udpfl.algorithms.public import PublicData
 from udpfl.engine import Correct
 from udpfl.errors import Unsupported
-from udpfl.mechanisms import Mechanism
+from udpfl.mechanisms import Mechanism, Randomiser
 
 NOISY_UPDATE = (
     'The update is a sum of gradients with clip and noise, or with privacy.unit = "client" it gets '
@@ -41,6 +41,10 @@ class LocalTraining(Protocol):
     """
 
     clients: tuple[str, ...]
+
+    @property
+    def round(self) -> int:
+        """The first is 1."""
 
     @property
     def learning_rates(self) -> Tensor:
@@ -79,6 +83,8 @@ class Terms:
     """Steps of a client in one training."""
     learning_rate: Callable[[int], float]
     """The clients' learning rate in round 1, 2, ..., rounds."""
+    seed: int = 0
+    """Of the run; everybody may know it."""
 
 
 @dataclass(frozen=True)
@@ -96,9 +102,11 @@ class Target:
     delta: float
     """As in `privacy.delta`."""
     clip: float
-    """Norm to which a client's parameters are clipped."""
+    """Norm to which a client's parameters or its update are clipped."""
     smallest: int
     """Declared records of the smallest client."""
+    dimension: int = 1
+    """Parameters of the model."""
 
     @property
     def moved(self) -> float:
@@ -108,7 +116,7 @@ class Target:
 
 @dataclass(frozen=True)
 class OwnNoise:
-    """Noise that a method prescribes. What is charged is what this noise really hides.
+    """Noise or randomised response that a method prescribes. What is charged is what it hides.
 
     Example:
         >>> from udpfl import Gaussian
@@ -118,8 +126,8 @@ class OwnNoise:
         0.5
     """
 
-    up: Mechanism
-    """On a client's clipped parameters."""
+    up: Mechanism | Randomiser
+    """Noise on a client's clipped parameters, or answers about its clipped update."""
     down: Mechanism | None
     """On the global model, before clients receive it."""
     claim: str
@@ -185,6 +193,9 @@ class Algorithm(ABC):
     Then `aggregate` gets a single message, the noisy mean."""
     sends_update: ClassVar[bool] = True
     """Whether messages have an "update", from the model that was sent to the client's own."""
+    shares_steps: ClassVar[bool] = False
+    """Whether the method shares out the local steps over the rounds (`steps`). All rounds together
+    have as many as were planned, `training.rounds` times `training.local_steps`, no more."""
     participation: float = 1.0
     """Probability that a client takes part in a round, by a coin that nobody else sees."""
     without_records: ClassVar[WithoutRecords | None] = "stays"
@@ -243,7 +254,8 @@ class Algorithm(ABC):
     def own_noise(self, target: Target) -> OwnNoise | None:
         """The noise of a method that prescribes it; None where it is calibrated to the budget.
 
-        Clients of such a method release their clipped parameters, not how far those moved.
+        With noise clients release their clipped parameters, not how far those moved; with a
+        randomiser they release answers about how far those moved.
         """
         return None
 
@@ -254,6 +266,13 @@ class Algorithm(ABC):
     def broadcast(self, server: Tensors) -> Tensors:
         """The part of the server's state that clients receive."""
         return {"model": server["model"]}
+
+    def steps(self, server: Tensors) -> int | None:
+        """Local steps of the next round, by the server's state; None for training.local_steps.
+
+        Where `shares_steps` is set. Clients do not go beyond what was planned for all rounds.
+        """
+        return None
 
     def client_init(self, parameters: Tensor) -> Tensors:
         """State of one client before its first round; empty where a method keeps none."""

@@ -1,15 +1,7 @@
-"""The closed-form Bezier update: the server steps to a random point of a curve through w and v.
+"""The closed-form Bezier update at the server: it steps to a random point of a curve.
 
-w is the model that was sent, v = w + the weighted mean of the updates. The quadratic Bezier curve
-from v (r = 0) to w (r = 1) has the control point theta, r is drawn uniformly from (0, 1) each
-round, and the model goes to
-
-    w+ = (1 - r)^2 v + 2 (r - r^2) theta + r^2 w.
-
-All three weights have the mean 1/3, so E[w+] - w is a step s exactly if theta = 2 w - v + 3 s. The
-paper arrives at theta = 1.1 w - 0.1 v + 1.2 s because it puts the variance of r, 1/12, where its
-second moment, 1/3, belongs. Its s is the number 1/L, added to every weight; a step needs a
-direction, and the only one that was released is that of v - w.
+w is the model that was sent, v = w + the weighted mean of the updates. `closed_form.py` has the
+curve between them and its control point; r is drawn anew in each round.
 
 References: the UDP-FL paper, Theorem "The average of the optimal choice of parameter" and the
 update before it.
@@ -17,23 +9,19 @@ update before it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Literal, get_args
 
 from torch import Tensor
 
 from udpfl.algorithms.base import Algorithm, ServerStep, weighted_mean
+from udpfl.algorithms.closed_form import (
+    ClosedForm,
+    Constants,
+    Step,
+    require_place,
+    require_smoothness,
+)
 from udpfl.algorithms.message import ClientMessage, Tensors
-from udpfl.errors import InvalidInput
-
-Constants = Literal["corrected", "paper"]
-
-_OF_THETA: dict[Constants, tuple[float, float, float]] = {
-    "corrected": (2.0, -1.0, 3.0),
-    "paper": (1.1, -0.1, 1.2),
-}
-"""What theta has of w, of v and of the step."""
 
 
 class Bezier(Algorithm):
@@ -44,10 +32,12 @@ class Bezier(Algorithm):
 
     Args:
         server: How the server moves, to the point of the curve.
-        constants: Of the control point: "corrected", or "paper" as printed there.
-        smoothness: L: the step s has the length 1/L, in the direction of v - w. Without it s is v -
-            w itself: a client's learning rate then is the 1/L of the theorem, and with the
-            corrected constants the mean over r is federated averaging.
+        constants: Of the control point: "corrected", "paper" as printed there, or "least-loss",
+            which minimises the bound on the loss along the curve.
+        smoothness: L of the step s. Without it s is v - w: a client's learning rate then is the 1/L
+            of the theorem, and with the corrected constants the mean over r is federated averaging.
+        step: What s is where L is given: "gradient", -1/L times the mean gradient of the local
+            steps, or "length", of length 1/L in the direction of v - w.
         r: Fixes the place on the curve, in [0, 1], instead of drawing it.
 
     Raises:
@@ -56,7 +46,7 @@ class Bezier(Algorithm):
     Example:
         >>> import torch
         >>> from udpfl.algorithms import Bezier, ServerStep
-        >>> Bezier(ServerStep(), r=0.5).theta(torch.zeros(1), torch.ones(1))
+        >>> Bezier(ServerStep(), r=0.5).theta(torch.zeros(1), torch.ones(1), 0.1)
         tensor([2.])
     """
 
@@ -71,42 +61,28 @@ class Bezier(Algorithm):
         *,
         constants: Constants = "corrected",
         smoothness: float | None = None,
+        step: Step = "gradient",
         r: float | None = None,
     ) -> None:
         super().__init__(server)
-        if constants not in get_args(Constants):
-            raise InvalidInput(
-                "training.options.constants",
-                f"must be {' or '.join(get_args(Constants))}, got {constants!r}",
-            )
-        if smoothness is not None and not (_number(smoothness) and smoothness > 0):
-            raise InvalidInput(
-                "training.options.smoothness", f"must be a number above 0, got {smoothness!r}"
-            )
-        if r is not None and not (_number(r) and 0 <= r <= 1):
-            raise InvalidInput("training.options.r", f"must lie between 0 and 1, got {r!r}")
-        self.constants, self.smoothness, self.r = constants, smoothness, r
+        require_smoothness(smoothness)
+        require_place(r)
+        self._form, self.smoothness, self.r = ClosedForm(constants, step), smoothness, r
 
     def aggregate(self, server: Tensors, messages: Sequence[ClientMessage]) -> Tensors:
-        r = self.r if self.r is not None else float(self.public.rng(messages[0].round).random())
-        w, update = server["model"], weighted_mean(messages, "update")
-        v = w + update
-        theta = self.theta(w, v)
-        after = (1 - r) ** 2 * v + 2 * (r - r**2) * theta + r**2 * w
-        return self.server.apply(server, after - w)
+        round_ = messages[0].round
+        r = self.r if self.r is not None else float(self.public.rng(round_).random())
+        moved = weighted_mean(messages, "update")
+        bend = self._form.bend(moved, self._rate(round_), self.smoothness)
+        return self.server.apply(server, self._form.point(moved, bend, r))
 
-    def theta(self, w: Tensor, v: Tensor) -> Tensor:
-        """The control point for the old model w and the averaged new one v."""
-        of_w, of_v, of_step = _OF_THETA[self.constants]
-        return of_w * w + of_v * v + of_step * self._step(v - w)
+    def theta(self, w: Tensor, v: Tensor, rate: float) -> Tensor:
+        """The control point for the old model w and the averaged new one v, which local steps with
+        learning rates of this sum have led to."""
+        return w + self._form.bend(v - w, rate, self.smoothness)
 
-    def _step(self, update: Tensor) -> Tensor:
-        if self.smoothness is None:
-            return update
-        length = float(update.norm())
-        # Nothing released, no direction: stay.
-        return update / (length * self.smoothness) if length else update
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    def _rate(self, round_: int) -> float:
+        """The learning rates of a client's local steps in this round, added up."""
+        if self.smoothness is None:  # then nobody asks
+            return 1.0
+        return self.terms.local_steps * self.terms.learning_rate(round_)

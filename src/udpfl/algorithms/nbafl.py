@@ -2,15 +2,20 @@
 
 A client trains with the proximal term of FedProx, clips all of its parameters to norm C and adds
 Gaussian noise to them; the server averages, and adds noise of its own to what it sends down. With
-c = sqrt(2 ln(1.25 / delta)), N clients of m records or more, T rounds, and L uploads of a client
-that are seen, the authors' standard deviations are
+c = sqrt(2 ln(1.25 / delta)), N clients of m records or more of which K are asked in a round, T
+rounds, and L uploads of a client that are seen, the authors' standard deviations are
 
     up      c L (2 C / m) / epsilon
-    down    2 c C sqrt(T^2 - L^2 N) / (m N epsilon)   where T > L sqrt(N), none elsewhere.
+    down    2 c C sqrt((T / b)^2 - L^2 K) / (m K epsilon)   where T > epsilon / g, none elsewhere,
 
-Down is added what the noise of N equal shares lacks of that of T exposures of the mean; where sizes
-differ and the mean is weighted by them, the authors' own argument would ask for more than Theorem 1
-says. With L = T, which is what happens, there is never any.
+    b = -(T / epsilon) ln(1 - N/K + N/K e^(-epsilon / T))
+    g = -ln(1 - K/N + K/N e^(-epsilon / (L sqrt(K)))).
+
+With K = N this is b = 1 and T > L sqrt(N), their Theorem 1. Down is added what the noise of K equal
+shares lacks of that of T exposures of the mean; where sizes differ and the mean is weighted by
+them, the authors' own argument would ask for more than they say. With K = N and L = T, which is
+what happens, there is never any; with K < N less is added, because the authors count on nobody
+knowing who was asked. Here the public seed says who was.
 
 The noise is theirs and their (epsilon, delta) for one record is not repeated here. It rests on a
 sensitivity of 2 C / m, as if trained parameters were the mean of one vector of norm C for each
@@ -19,7 +24,8 @@ What holds is said by our own accountant: an upload is Gaussian noise on a vecto
 of a client together move by 2 C at most.
 
 References: Wei et al. 2020, "Federated learning with differential privacy: algorithms and
-performance analysis", Algorithm 1, Section III (up) and Theorem 1 (down).
+performance analysis", Algorithm 1, Section III (up), Theorem 1 and Section V (down, for all clients
+and for K of them).
 """
 
 from __future__ import annotations
@@ -91,12 +97,6 @@ class NbAFL(FedProx):
         self._exposures = exposures
 
     def agree(self, terms: Terms) -> None:
-        if terms.clients_per_round < terms.clients:
-            raise InvalidInput(
-                "training.clients_per_round",
-                f"{self.name} needs all clients in every round: the noise of its authors for some "
-                f"clients per round is not implemented",
-            )
         if self._exposures is not None and self._exposures > terms.rounds:
             raise InvalidInput(
                 "training.options.exposures",
@@ -113,12 +113,26 @@ class NbAFL(FedProx):
         """The authors' noise up and down, and what they claim for it."""
         if target.delta == 0:
             raise InvalidInput("privacy.delta", f"must be above 0 for {self.name}")
-        seen, rounds, clients = self.exposures, self.terms.rounds, self.terms.clients
         unit = math.sqrt(2 * math.log(1.25 / target.delta)) * target.moved / target.epsilon
-        down = None
-        if rounds > seen * math.sqrt(clients):
-            down = Gaussian(unit * math.sqrt(rounds**2 - seen**2 * clients) / clients)
-        return OwnNoise(Gaussian(unit * seen), down, self._claim(target))
+        lacking = self._lacking(target.epsilon)
+        down = Gaussian(unit * lacking / self.terms.clients_per_round) if lacking else None
+        return OwnNoise(Gaussian(unit * self.exposures), down, self._claim(target))
+
+    def _lacking(self, epsilon: float) -> float:
+        """sqrt((T / b)^2 - L^2 K), or 0 where the clients' own noise is enough.
+
+        The condition T > epsilon / g says just when the root is of a number above 0; below it the
+        logarithm in b may not exist.
+        """
+        seen, rounds, asked = self.exposures, self.terms.rounds, self.terms.clients_per_round
+        share = asked / self.terms.clients
+        own = seen * math.sqrt(asked)
+        if share == 1:
+            return math.sqrt(max(0.0, rounds**2 - own**2))
+        if rounds * -math.log1p(share * math.expm1(-epsilon / own)) <= epsilon:
+            return 0.0
+        exposures = epsilon / -math.log1p(math.expm1(-epsilon / rounds) / share)  # T / b
+        return math.sqrt(max(0.0, exposures**2 - own**2))
 
     def _claim(self, target: Target) -> str:
         reasons = [
@@ -128,6 +142,12 @@ class NbAFL(FedProx):
         if self.exposures < self.terms.rounds:
             reasons.append(
                 f"it counts {self.exposures} of the {self.terms.rounds} uploads that are seen"
+            )
+        if self.terms.clients_per_round < self.terms.clients:
+            reasons.append(
+                f"its noise on the way down counts on nobody knowing which "
+                f"{self.terms.clients_per_round} of {self.terms.clients} clients a round asks, but "
+                f"the public seed and the uploads show it"
             )
         if target.epsilon >= self.exposures:
             reasons.append("its noise formula is proved for less than ε = 1 in an upload")

@@ -7,6 +7,7 @@ client of either run trained on is left out, record by record, however the two r
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -30,9 +31,9 @@ from udpfl.algorithms.message import tensors_from_bytes
 from udpfl.data.records import Indices, Records
 from udpfl.engine import LaneModel
 from udpfl.errors import InvalidInput
-from udpfl.federation.builders import device_of, prepared, with_parameters
+from udpfl.federation.builders import choose_device, copy_with_parameters, prepare_inputs
+from udpfl.federation.configured_names import trusted_settings
 from udpfl.federation.evaluation import Evaluation, evaluate
-from udpfl.federation.names import settings_of
 from udpfl.federation.setup import Setup
 from udpfl.runs.folder import RunFolder
 
@@ -68,7 +69,7 @@ class Trained:
                 "run",
                 f"{str(path)!r} has no model: it is not finished, or no client trained in it",
             )
-        setup = Setup.of(settings_of(folder))
+        setup = Setup.of(trusted_settings(folder))
         tensors, stamp = tensors_from_bytes(folder.model.read_bytes())
         try:
             setup.network.load_state_dict(tensors)
@@ -115,7 +116,7 @@ class Connection:
     def at(self, p: float) -> dict[str, Tensor]:
         """The model at p under its own parameter names, for saving."""
         flat = self.found.curve.point(p)
-        return dict(with_parameters(self.network, self.model, flat).state_dict())
+        return dict(copy_with_parameters(self.network, self.model, flat).state_dict())
 
     def stamp(self, p: float) -> dict[str, Any]:
         """What a saved model says of itself."""
@@ -184,7 +185,7 @@ def connect(
     search = search or Search()
     a, b = Trained.of(first), Trained.of(second)
     _require_alike(a.setup.network, b.setup.network)
-    device = device_of("auto")
+    device = choose_device("auto")
     model = LaneModel(a.setup.network, a.setup.loss).to(device)
     start, end = (_vector(model, run.setup.network).to(device) for run in (a, b))
     training, measuring, words = _records(a, b)
@@ -194,17 +195,18 @@ def connect(
     landscape = RecordLoss(model, x[order], y[order], search.batch, len(x) // _KEPT)
     found = find_curve(kind, start, end, landscape, rng, search)
     x, y = _on(a.setup.network, measuring, device)
-
-    def measured(curve: Curve) -> Walk:
-        rows = along(curve, lambda w: evaluate(model, w, x, y, a.setup.data.task), points)
-        places, values = zip(*rows, strict=True)
-        return Walk(places, values)
-
-    line = measured(Curve.straight(kind, start, end))
+    line, curve = (
+        _walk(own, lambda w: evaluate(model, w, x, y, a.setup.data.task), points)
+        for own in (Curve.straight(kind, start, end), found.curve)
+    )
     names, stamps = (str(a.path), str(b.path)), (a.stamp, b.stamp)
-    return Connection(
-        names, found, line, measured(found.curve), words, a.setup.network, model, stamps
-    )  # fmt: skip
+    return Connection(names, found, line, curve, words, a.setup.network, model, stamps)
+
+
+def _walk(curve: Curve, evaluated: Callable[[Tensor], Evaluation], points: int) -> Walk:
+    """What is measured at so many places along a curve."""
+    places, values = zip(*along(curve, evaluated, points), strict=True)
+    return Walk(places, values)
 
 
 def _require_alike(a: nn.Module, b: nn.Module) -> None:
@@ -228,7 +230,7 @@ def _vector(model: LaneModel, network: nn.Module) -> Tensor:
 
 
 def _on(network: nn.Module, records: Records, device: torch.device) -> tuple[Tensor, Tensor]:
-    inputs = prepared(network, records.inputs, device)
+    inputs = prepare_inputs(network, records.inputs, device)
     return inputs, torch.from_numpy(records.targets).to(device)
 
 

@@ -67,8 +67,7 @@ def errors(
 ) -> list[ErrorRow]:
     """Both errors after each number of releases in `places` (rising), formula beside sample.
 
-    Coordinates are independent and alike, so `trials` of them are drawn and stand for all
-    `dimension`.
+    Coordinates are alike, so `trials` of one are drawn and stand for all `dimension`.
 
     Args:
         noise: On every coordinate.
@@ -91,11 +90,7 @@ def errors(
         >>> [row.bound for row in errors(Gaussian(2.0), [1, 100], dimension=3, trials=50)]
         [6.0, 60.0]
     """
-    for name, value in (("dimension", dimension), ("trials", trials)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 2 - (name != "trials"):
-            raise InvalidInput(name, f"must be a positive whole number, got {value!r}")
-    if not (math.isfinite(scale) and scale > 0):
-        raise InvalidInput("scale", f"must be a finite number above 0, got {scale!r}")
+    _require_numbers(dimension, trials, scale)
     rng = np.random.default_rng(seed)
     total, size = np.zeros(trials), np.zeros(trials)
     unit = dimension * scale
@@ -103,7 +98,7 @@ def errors(
     for place in places:
         while done < place:
             count = min(place - done, max(1, _DRAWS // trials))
-            drawn = noise.sample((count, trials), rng)
+            drawn = noise.sample_one((count, trials), rng)
             total += drawn.sum(0)
             size += np.abs(drawn).sum(0)
             done += count
@@ -120,3 +115,11 @@ def errors(
             )
         )
     return rows
+
+
+def _require_numbers(dimension: int, trials: int, scale: float) -> None:
+    for name, value, least in (("dimension", dimension, 1), ("trials", trials, 2)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise InvalidInput(name, f"must be a whole number from {least}, got {value!r}")
+    if not (math.isfinite(scale) and scale > 0):
+        raise InvalidInput("scale", f"must be a finite number above 0, got {scale!r}")

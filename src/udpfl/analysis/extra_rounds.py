@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from udpfl.analysis.convergence import Measured, line_fit, measure
+from udpfl.accounting import Release
+from udpfl.analysis._convergence import Measured, line_fit, measure
 from udpfl.analysis.convex import Convex
 from udpfl.errors import InvalidInput, Unsupported
 from udpfl.mechanisms import Mechanism
@@ -109,9 +110,16 @@ class NetworkCurve:
     name: str
     noise_std: float
     """Of one client's mean gradient, per coordinate; the largest of any client."""
+    dimension: int
+    """Number of parameters."""
     rounds: tuple[int, ...]
     losses: tuple[float, ...]
     accuracies: tuple[float | None, ...]
+
+    @property
+    def variance(self) -> float:
+        """d Var: the variance of the noise, all coordinates together."""
+        return self.dimension * self.noise_std**2
 
     def rounds_to(self, loss: float) -> int | None:
         """The first evaluated round with a test loss at or below this."""
@@ -123,14 +131,17 @@ class NetworkCurve:
         return {
             "name": self.name,
             "noise_std": self.noise_std,
+            "variance": self.variance,
             "rounds": list(self.rounds),
             "losses": list(self.losses),
             "accuracies": list(self.accuracies),
         }
 
 
-def network_curves(config: Config, epsilons: Sequence[float]) -> list[NetworkCurve]:
-    """Train the configuration clipped without noise, then within each epsilon.
+def network_curves(
+    config: Config, epsilons: Sequence[float], mechanisms: Sequence[str] = ()
+) -> list[NetworkCurve]:
+    """Train the configuration clipped without noise, then with each noise within each epsilon.
 
     The runs are thrown away; a shared ledger is not charged. The first is not private, and the
     test records have seen all of them.
@@ -138,6 +149,7 @@ def network_curves(config: Config, epsilons: Sequence[float]) -> list[NetworkCur
     Args:
         config: With privacy, and without a shared ledger.
         epsilons: Budgets to train within; that of the configuration if there are none.
+        mechanisms: Noises to train with; that of the configuration if there are none.
 
     Returns:
         Loss and accuracy by round, of the run without noise and of each of the others.
@@ -165,18 +177,21 @@ def network_curves(config: Config, epsilons: Sequence[float]) -> list[NetworkCur
         raise InvalidInput(
             "privacy.ledger", "these runs are not charged to a ledger: remove this key"
         )
-    wanted: list[Any] = [float(e) for e in epsilons] or [privacy.epsilon]
+    budgets: list[Any] = [float(e) for e in epsilons] or [privacy.epsilon]
+    wanted = [(name, budget) for name in mechanisms or [""] for budget in budgets]
     curves = []
     with tempfile.TemporaryDirectory() as folder:
-        for number, epsilon in enumerate([None, *wanted]):
+        for number, (name, budget) in enumerate([("", None), *wanted]):
             changed: dict[str, Any] = {"out": str(Path(folder) / str(number))}
-            if epsilon is not None:
-                changed["privacy"] = {"epsilon": epsilon}
-            curves.append(_curve(load(config, changed), epsilon))
+            if budget is not None:
+                changed["privacy"] = {"epsilon": budget} | ({"mechanism": name} if name else {})
+            words = f"{name}, " if name else ""
+            title = "clipped, without noise" if budget is None else f"{words}ε = {budget}"
+            curves.append(_curve(load(config, changed), title, budget is not None))
     return curves
 
 
-def _curve(settings: Config, epsilon: Any) -> NetworkCurve:
+def _curve(settings: Config, name: str, noisy: bool) -> NetworkCurve:
     from udpfl.engine import Noiseless
     from udpfl.federation import ReleasePlan, run
     from udpfl.federation.protection import planned_protection
@@ -185,17 +200,18 @@ def _curve(settings: Config, epsilon: Any) -> NetworkCurve:
     def quiet(plans: Sequence[ReleasePlan]) -> Any:
         return planned_protection(plans)[0], Noiseless()
 
-    result = run(settings, protection=quiet if epsilon is None else None)
+    result = run(settings, protection=None if noisy else quiet)
     rows = [row for row in result.metrics if isinstance(row.get("loss"), float)]
     plans = [ReleasePlan.from_row(row) for row in RunFolder.open(result.folder).clients]
     stds = [
         plan.release.mechanism.noise_std / (plan.rate * plan.declared_size)
         for plan in plans
-        if plan.release is not None and epsilon is not None
+        if isinstance(plan.release, Release) and noisy
     ]
     return NetworkCurve(
-        "clipped, without noise" if epsilon is None else f"ε = {epsilon}",
+        name,
         max(stds, default=0.0),
+        sum(own.numel() for own in result.model.parameters() if own.requires_grad),
         tuple(int(row["round"]) for row in rows),
         tuple(float(row["loss"]) for row in rows),
         tuple(row["accuracy"] for row in rows),

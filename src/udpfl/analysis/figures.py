@@ -12,10 +12,12 @@ from udpfl.mechanisms import PlotStyle
 
 if TYPE_CHECKING:
     from udpfl.analysis.between_runs import Connection
+    from udpfl.analysis.curve_rounds import CurveStudy
     from udpfl.analysis.extra_rounds import NetworkCurve, Study
 
 _COLOURS = ("#1f5fbf", "#d95f02", "#2a9d4a", "#8a3fa0", "#4b5563", "#b5176a", "#7a6200", "#0b7285")
 _DASHES = ("-", "--", "-.", ":")
+_MARKS = ("o", "s", "^", "D", "v", "P", "X")
 
 
 def curve_figure(found: Connection, path: Path) -> None:
@@ -72,19 +74,82 @@ def convergence_figure(found: Study, path: Path) -> None:
     _drawn(path, (9.8, 4.4), draw)
 
 
-def network_figure(curves: Sequence[NetworkCurve], path: Path) -> None:
-    """Test loss by round of every run. There is no bound to draw."""
+def curve_rounds_figure(found: CurveStudy, styles: Mapping[str, PlotStyle], path: Path) -> None:
+    """Distance by round with the least and the most noise, and rounds to the target by variance."""
+    name = next(iter(styles))
+    own = [level for level in found.levels if level.mechanism == name]
 
     def draw(figure: Any) -> None:
-        axes = figure.subplots()
+        left, right = figure.subplots(1, 2)
+        for colour, level in zip(_COLOURS, (found.levels[0], own[0], own[-1]), strict=False):
+            measured, words = level.measured, "no noise"
+            if level.mechanism:
+                words = f"{name}, {level.factor:g} × variance"
+            start, rounds = float(measured.distances[0]), len(measured.thetas)
+            left.plot(range(rounds + 1), measured.distances, "-", color=colour, label=words)
+            for bound, dash in ((measured.bound, ":"), (measured.printed, "--")):
+                left.plot(range(rounds + 1), bound.recursion(start, rounds), dash, color=colour)
+        left.plot([], [], ":", color="0.3", label="bound")
+        left.plot([], [], "--", color="0.3", label="printed bound")
+        left.axhline(found.target, color="0.5", linewidth=1)
+        left.set_xscale("symlog", linthresh=10)
+        left.set_xlim(left=0)
+        left.set_yscale("log")
+        left.set_xlabel("round")
+        left.set_ylabel("E |w − w*|²")
+        _plain(left)
+        left.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3, frameon=False)
+        _draw_growth(right, found, styles)
+
+    _drawn(path, (10.6, 4.6), draw)
+
+
+def _draw_growth(axes: Any, found: CurveStudy, styles: Mapping[str, PlotStyle]) -> None:
+    """What grows, by variance; levels that never reach the target are left out."""
+    grows, every = found.grows, found.to_dict()["levels"]
+    for name, style in styles.items():
+        rows = [row for row in every if row["mechanism"] in ("", name)]
+        lines = (
+            ("measured", [row[grows] for row in rows], style.marker, "none"),
+            ("bound", [row["bound"][grows] for row in rows], "", ":"),
+            ("printed bound", [row["printed"][grows] for row in rows], "", "--"),
+        )
+        for words, values, marker, dash in lines:
+            there = [place for place, value in enumerate(values) if value is not None]
+            axes.plot(
+                [rows[place]["bound"]["noise"] for place in there],
+                [values[place] for place in there],
+                marker=marker, linestyle=dash, color=style.colour, alpha=style.alpha,
+                linewidth=style.width, label=f"{name}: {words}",
+            )  # fmt: skip
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("variance of the noise, all coordinates")
+    waits = f"rounds until E |w − w*|² stays within {found.target:.2g}"
+    axes.set_ylabel(waits if grows == "rounds" else "E |w − w*|² after the last round")
+    _plain(axes)
+
+
+def network_figure(curves: Sequence[NetworkCurve], path: Path) -> None:
+    """Test loss by round of every run, and rounds to a loss that all reach. No bound to draw."""
+    target = max(min(curve.losses) for curve in curves)
+
+    def draw(figure: Any) -> None:
+        left, right = figure.subplots(1, 2)
         for number, curve in enumerate(curves):
             colour, dash = _COLOURS[number % len(_COLOURS)], _DASHES[number % len(_DASHES)]
-            axes.plot(curve.rounds, curve.losses, dash, color=colour, label=curve.name)
-        axes.set_xlabel("round")
-        axes.set_ylabel("test loss, measured (no bound holds)")
-        _plain(axes)
+            left.plot(curve.rounds, curve.losses, dash, color=colour, label=curve.name)
+            mark = _MARKS[number % len(_MARKS)]
+            right.plot(curve.variance, curve.rounds_to(target), mark, color=colour)
+        left.axhline(target, color="0.5", linewidth=1)
+        left.set_xlabel("round")
+        left.set_ylabel("test loss, measured (no bound holds)")
+        _plain(left)
+        right.set_xlabel("variance of the noise, all coordinates")
+        right.set_ylabel(f"rounds until the test loss is {target:.3g}")
+        right.set_ylim(bottom=0)
+        _plain(right, legend=False)
 
-    _drawn(path, (6.4, 4.2), draw)
+    _drawn(path, (9.8, 4.2), draw)
 
 
 def error_figure(
@@ -115,11 +180,12 @@ def error_figure(
     _drawn(path, (6.8, 4.6), draw)
 
 
-def _plain(axes: Any) -> None:
+def _plain(axes: Any, legend: bool = True) -> None:
     axes.grid(color="0.92")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=9)
+    if legend:
+        axes.legend(frameon=False, fontsize=9)
 
 
 def _drawn(path: Path, size: tuple[float, float], draw: Callable[[Any], None]) -> None:

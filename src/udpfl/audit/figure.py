@@ -11,8 +11,11 @@ from udpfl.audit.verdict import Verdict
 _HELD, _BROKEN = "#1f77b4", "#c0392b"
 
 
-def audit_figure(verdicts: Sequence[Verdict], path: Path) -> None:
-    """One row for each verdict: a mark for the claim, a bar up to the bound."""
+def audit_figure(verdicts: Sequence[Verdict], path: Path, audited: str) -> None:
+    """One row for each verdict: a mark for the claim, a bar up to the bound.
+
+    `audited` is the title: what the claims are about, such as one release.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -46,6 +49,7 @@ def audit_figure(verdicts: Sequence[Verdict], path: Path) -> None:
     axes.invert_yaxis()
     axes.set_xlim(0, end_of_axis)
     axes.set_xlabel("ε: claimed (line), proved by the adversary (bar), Gaussian estimate (diamond)")
+    axes.set_title(audited, fontsize=10, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
     plt.close(figure)

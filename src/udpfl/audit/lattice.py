@@ -20,12 +20,13 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from udpfl.audit.bounds import check_error, delta_proved
+from udpfl.audit._bounds import check_error, delta_proved
 from udpfl.audit.mechanism import check_trials
 from udpfl.audit.verdict import Verdict
 from udpfl.engine.noise import MechanismNoiser, Noiser
 from udpfl.engine.randomness import Key, PrivateStream, Words
-from udpfl.mechanisms import Mechanism
+from udpfl.errors import Unsupported
+from udpfl.mechanisms import Mechanism, Radial
 from udpfl.mechanisms.arrays import Floats, to_unit
 from udpfl.mechanisms.grid import SECOND_WORD, rounding_of
 
@@ -155,6 +156,7 @@ def audit_lattice(
 
     Raises:
         InvalidInput: There are too few trials, or `error` is out of range.
+        Unsupported: The noise is of whole vectors.
 
     Example:
         >>> from udpfl import Laplace
@@ -164,6 +166,11 @@ def audit_lattice(
     """
     check_error(error)
     check_trials(trials)
+    if isinstance(mechanism, Radial):
+        raise Unsupported(
+            f"this adversary tells the random word of a number from the number, but numbers of "
+            f"{mechanism.name} noise are made of the words of a whole vector"
+        )
     said = rounding_of([(mechanism, numbers)], epsilon)
     lattice = _Lattice(mechanism, noiser or MechanismNoiser([mechanism]))
     rng = np.random.default_rng()

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from udpfl.accounting.statement import PrivacyStatement, shown
-from udpfl.audit.costs import bounds, least_by_filter, tractable
-from udpfl.audit.events import NO_CLAIM, Seen, flattened, read, same_text
-from udpfl.audit.ledger_rows import Rows, rows_of
+from udpfl.audit._costs import bounds, least_by_filter, tractable
+from udpfl.audit._events import NO_CLAIM, Seen, flattened, read, same_text
+from udpfl.audit._ledger_rows import Rows, rows_of
 from udpfl.errors import InvalidInput, LedgerError, LedgerUnavailable, UdpflError
 from udpfl.ledger.file import is_out_of_reach, reading_uri
 from udpfl.ledger.ledger import Ledger

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from udpfl.audit.bounds import check_error, gaussian_estimate
+from udpfl.audit._bounds import check_error, gaussian_estimate
+from udpfl.audit._tally import Tally, judged
 from udpfl.audit.power import TooLittleNoise
-from udpfl.audit.tally import Tally, judged
 from udpfl.audit.verdict import Verdict
 from udpfl.audit.worlds import Releases
 from udpfl.engine.noise import Noiser

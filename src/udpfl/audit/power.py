@@ -2,7 +2,8 @@
 
 The distribution of an adversary's score is added up coordinate by coordinate and step by step on a
 grid. From it counts are drawn, as many as the audit had trials, and judged by the audit's own
-tests. The adversary keeps the score that fits the noise it was told of.
+tests. The adversary keeps the score that fits the noise it was told of. Coordinates of noise that
+belongs to a whole vector cannot be added up one by one: some thousand vectors are drawn instead.
 """
 
 from __future__ import annotations
@@ -16,22 +17,26 @@ from typing import Any
 
 import numpy as np
 
-from udpfl.audit.bounds import least_epsilon
-from udpfl.audit.tally import Counts, Tally, judged
+from udpfl.audit._bounds import least_epsilon
+from udpfl.audit._tally import Counts, Tally, judged
 from udpfl.audit.verdict import POWER, finite
-from udpfl.audit.worlds import by_chance
-from udpfl.mechanisms import Mechanism
+from udpfl.audit.worlds import by_chance, likelihood_ratio
+from udpfl.mechanisms import Mechanism, Radial
 from udpfl.mechanisms.arrays import Floats
 
 SIMULATED = 300
 """Audits that all have to refute: then the power is 99 %, with 95 % confidence (0.99^300 < 5 %)."""
 _CELLS = 1 << 15
+_FEW_CELLS = 1 << 10
+"""Where two distributions have to be multiplied out."""
 _LEVELS = 100
 """Different sizes of a canary's coordinates that are told apart, over a range of a million."""
 _FARTHEST = 700.0
 """Scores beyond this are not told apart."""
 _FACTORS = (0.001, 0.01, 0.03, 0.06, *(k / 20 for k in range(2, 21)))
 """Parts of the claimed noise that are tried, before the largest that is caught is narrowed down."""
+_DRAWN = 1 << 22
+"""Numbers of a sample of vectors, or so."""
 _MOST_JUMPS = 5_000
 """Jumps of a density between which the score is looked at one by one."""
 
@@ -51,6 +56,17 @@ class Spread:
         """Without values that never come up."""
         kept = self.masses > 1e-16
         return Spread(self.values[kept], self.masses[kept])
+
+    def on_cells(self) -> Spread:
+        """On a few cells; a value between two of them is shared, so that the mean stays."""
+        kept = self.trimmed()
+        cells = np.linspace(kept.values.min(), kept.values.max() + 1e-9, _FEW_CELLS)
+        place = (kept.values - cells[0]) / (cells[1] - cells[0])
+        below = np.minimum(place.astype(np.int64), _FEW_CELLS - 2)
+        upper = kept.masses * (place - below)
+        masses: Floats = np.bincount(below, kept.masses - upper, _FEW_CELLS).astype(float)
+        masses += np.bincount(below + 1, upper, _FEW_CELLS)
+        return Spread(cells, masses)
 
     def held_back(self, claim: float) -> Spread:
         """With values that are a few cells beyond the claim, on either side, moved to it."""
@@ -110,6 +126,16 @@ def added(parts: Sequence[tuple[Spread, int]]) -> Spread:
     return Spread(values, masses[cells % _CELLS])
 
 
+def log_mean(parts: Sequence[Spread]) -> Spread:
+    """The score of one of these, nobody knows which: the logarithm of the mean of e^score."""
+    total = parts[0].on_cells()
+    for part in parts[1:]:
+        own = part.on_cells()
+        values = np.logaddexp.outer(total.values, own.values).ravel()
+        total = Spread(values, np.outer(total.masses, own.masses).ravel()).on_cells()
+    return Spread(total.values - math.log(len(parts)), total.masses)
+
+
 @dataclass(frozen=True)
 class LessNoise:
     """The most noise that is still caught, as a part of the claimed one, and what it is worth."""
@@ -126,7 +152,7 @@ class LessNoise:
         if self.scale is None or self.lowest is None or self.epsilon is None:
             return (
                 "with this number of trials and this canary no fraction of the claimed noise would "
-                "have been refuted {often}"
+                f"have been refuted {often}"
             )
         if self.scale == 1:
             return f"the claimed noise itself is refuted at least {often}"
@@ -154,10 +180,15 @@ class TooLittleNoise:
     shift: Floats
     """What the record adds."""
     rate: float
-    steps: int
+    samples: int
+    """How many are drawn in one trial, each at the rate."""
     trials: int
     error: float
     """What the tests of this score may go wrong."""
+    batches: int = 1
+    """Of a sample; the record is in one of them, and nobody knows in which."""
+    epochs: int = 1
+    """Releases of a batch."""
     _known: dict[tuple[float, bool], tuple[Spread, Spread]] = field(
         default_factory=dict, repr=False, compare=False
     )
@@ -213,28 +244,41 @@ class TooLittleNoise:
             return known
         real = self.mechanism.scaled(factor)
         scored = real if knowing else self.mechanism
+        away = self._away(real, scored)
+        if self.epochs > 1:
+            away = added([(away, self.epochs)])
+        there = away.mirrored()  # the noise is symmetric
+        if self.batches > 1:
+            others = [away] * (self.batches - 1)
+            there, away = log_mean([there, *others]), log_mean([away, *others])
+        if self.rate < 1:
+            there = away.mixed(there, self.rate)
+            away, there = (Spread(by_chance(s.values, self.rate), s.masses) for s in (away, there))
+        if self.samples > 1:
+            away, there = (added([(spread, self.samples)]) for spread in (away, there))
+        self._known[factor, knowing] = there, away
+        return there, away
+
+    def _away(self, real: Mechanism, scored: Mechanism) -> Spread:
+        """The score of one release without the record."""
+        if isinstance(real, Radial):
+            return added([(_drawn(real, scored, self.shift), 1)])
         parts = []
         for size, times in self._sizes:
             noise, masses = _pieces(real, scored, size)
             ratio = scored.log_density(noise - size) - scored.log_density(noise)
             ratio = np.clip(np.nan_to_num(ratio), -_FARTHEST, _FARTHEST)
             parts.append((Spread(ratio, masses), times))
-        away = added(parts)
-        there = away.mirrored()  # the noise is symmetric
-        if self.rate < 1:
-            there = away.mixed(there, self.rate)
-            away, there = (Spread(by_chance(s.values, self.rate), s.masses) for s in (away, there))
-        if self.steps > 1:
-            away, there = (added([(spread, self.steps)]) for spread in (away, there))
-        self._known[factor, knowing] = there, away
-        return there, away
+        return added(parts)
 
     def epsilon(self, factor: float, delta: float) -> float:
         """What this record's presence costs at `delta`, with part of the noise."""
         if delta == 0:
             sizes = np.abs(self.shift[self.shift != 0])
-            one = self.mechanism.scaled(factor).renyi(np.inf, sizes).sum()
-            return self.steps * float(by_chance(one, self.rate))
+            if isinstance(self.mechanism, Radial):  # all that it moves counts together
+                sizes = sizes.sum(keepdims=True)
+            one = self.epochs * self.mechanism.scaled(factor).renyi(np.inf, sizes).sum()
+            return self.samples * float(by_chance(one, self.rate))
         there, away = self.scores(factor, knowing=True)
 
         def excess(spread: Spread, sign: int, epsilon: float) -> float:
@@ -297,6 +341,15 @@ def refuted_always(
         if max(test.proved for test in tests) <= epsilon:
             return False
     return True
+
+
+def _drawn(real: Radial, scored: Mechanism, shift: Floats) -> Spread:
+    """The score of whole vectors, from a sample that is the same every time."""
+    count = int(np.clip(_DRAWN // shift.size, 400, 40_000))
+    vectors = real.sample((count, shift.size), np.random.default_rng(0))
+    ratio = np.clip(likelihood_ratio(scored, vectors, shift), -_FARTHEST, _FARTHEST)
+    values, times = np.unique(np.round(ratio, 9), return_counts=True)
+    return Spread(values, times / count)
 
 
 def _pieces(real: Mechanism, scored: Mechanism, shift: float) -> tuple[Floats, Floats]:

@@ -1,10 +1,10 @@
 """Audit of the engine: the same training step again and again, with a record and without it.
 
-Privacy has to hold for every model and all other records. So nothing is trained: from fixed
+Privacy has to hold for every model and all other records. So nothing is trained: at fixed
 parameters the real engine samples, clips, sums and adds noise, thousands of times, in as many
-lanes. A step of size one from there, divided by one, is the noisy sum itself. The adversary knows
-the model, all other records and the record in question; as the others take part for certain, it
-knows their sum.
+lanes. A correction of the step sees every noisy sum, and returns a step that leads nowhere. The
+adversary knows the model, all other records and the record in question; as the others take part for
+certain, it knows their sum.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from udpfl.accounting import Accountant, Accounting, Release, Repeated, account
-from udpfl.accounting.events import message_of
-from udpfl.audit.bounds import check_error
+from udpfl.accounting import Accountant, Accounting, Release, account
+from udpfl.accounting.events import Event
+from udpfl.audit._bounds import check_error
+from udpfl.audit._tally import Tally, judged
 from udpfl.audit.canaries import clipped
 from udpfl.audit.mechanism import check_trials
 from udpfl.audit.power import TooLittleNoise
-from udpfl.audit.tally import Tally, judged
 from udpfl.audit.verdict import Alternative, Verdict
 from udpfl.audit.worlds import by_chance, likelihood_ratio
 from udpfl.engine import (
@@ -43,7 +43,9 @@ from udpfl.engine import (
     train_round,
 )
 from udpfl.engine.randomness import Key, poisson_indices
+from udpfl.engine.training import LaneState
 from udpfl.errors import InvalidInput
+from udpfl.federation.plan import ReleasePlan
 from udpfl.mechanisms.arrays import Floats
 
 _NUMBERS = 1 << 22
@@ -61,7 +63,8 @@ class Subject:
     """What is audited: a model as it is, other records, a canary, and what is released.
 
     Raises:
-        InvalidInput: The rate is below 1 and there are other records.
+        InvalidInput: Records are sampled or split into batches and there are other ones, or the
+            release hides whole clients.
 
     Example:
         >>> import torch
@@ -85,7 +88,7 @@ class Subject:
     release: Release
     """The clip and the noise that are claimed."""
     rate: float = 1.0
-    """Probability with which the canary takes part in a step."""
+    """Probability with which the canary takes part in a sample."""
     steps: int = 1
     """Releases of one trial."""
     protection: Protection | None = None
@@ -94,17 +97,39 @@ class Subject:
     """Records that are computed at once, as with `training.chunk`."""
     device: torch.device | str = "cpu"
     """Where the engine computes."""
+    batches: int = 1
+    """Into how many a sample is split; each step takes one."""
+    epochs: int = 1
+    """Passes over the batches of a sample, before another one is drawn."""
 
     def __post_init__(self) -> None:
-        if self.rate < 1 and len(self.inputs) > 1:
-            raise InvalidInput(
-                "rate", "must be 1 with other records in the batch: their sum has to be known"
-            )
+        if self.release.unit != "record":
+            raise InvalidInput("release", "must be one of a record: steps of clients have no noise")
+        for name, alone in (("rate", self.rate < 1), ("batches", self.batches > 1)):
+            if alone and len(self.inputs) > 1:
+                raise InvalidInput(
+                    name, "must be 1 with other records in the batch: their sum has to be known"
+                )
 
     @property
-    def claim(self) -> Repeated:
+    def plan(self) -> ReleasePlan:
+        """What the engine is asked for in one trial."""
+        return ReleasePlan(
+            "canary", len(self.inputs), self.rate, 1, self.steps, self.release,
+            batches=self.batches, epochs=self.epochs,
+        )  # fmt: skip
+
+    @property
+    def samples(self) -> int:
+        """How many are drawn in one trial."""
+        return self.plan.sampled[1]
+
+    @property
+    def claim(self) -> Event:
         """All releases of one trial."""
-        return Repeated(message_of(self.release, self.rate), self.steps)
+        event = self.plan.event()
+        assert event is not None
+        return event
 
     def clipped(self) -> Floats:
         """Every record's clipped gradient [N, d], by automatic differentiation in double."""
@@ -133,24 +158,35 @@ class Subject:
         for first in range(0, trials, size):
             last = min(first + size, trials)
             names = tuple(f"{present}-{trial}" for trial in range(first, last))
-            steps = [self._step(names, records, step, stream) for step in range(self.steps)]
+            steps = self._noisy_sums(names, records, stream)
             yield [step.double().cpu().numpy() for step in steps]
 
     def scores(self, trials: int, *, present: bool, stream: PrivateStream) -> list[Floats]:
-        """For each step how much more probable it is where the record takes part [trials]."""
+        """For each sample how much more probable it is where the record is drawn [trials]."""
         gradients = self.clipped()
         others, shift = gradients[:-1].sum(0), gradients[-1]
         noise = self.release.mechanism
         parts = [
-            [likelihood_ratio(noise, seen - others, shift) for seen in steps]
+            self._of_samples([likelihood_ratio(noise, seen - others, shift) for seen in steps])
             for steps in self.released(trials, present=present, stream=stream)
         ]
-        return [np.concatenate(step) for step in zip(*parts, strict=True)]
+        return [np.concatenate(sample) for sample in zip(*parts, strict=True)]
 
-    def _step(
-        self, names: tuple[str, ...], records: Tensor, step: int, stream: PrivateStream
-    ) -> Tensor:
-        count = len(names)
+    def _of_samples(self, steps: Sequence[Floats]) -> list[Floats]:
+        """Scores of samples from those of steps: a record is in the same batch in every epoch."""
+        grid = np.stack(steps).reshape(self.samples, self.epochs, self.batches, -1)
+        return [exactly_once(list(batches)) for batches in grid.sum(1)]
+
+    def _noisy_sums(
+        self, names: tuple[str, ...], records: Tensor, stream: PrivateStream
+    ) -> list[Tensor]:
+        """What every step releases, all of them at the same model."""
+        count, noted = len(names), dict[int, list[Tensor]]()
+
+        def note(gradient: Tensor, _: Tensor, state: LaneState) -> Tensor:
+            noted.setdefault(int(state["trial"][0]), []).append(gradient)
+            return torch.zeros_like(gradient)
+
         clipper, noiser = (self.protection or self._planned)(count)
         lanes = Lanes(
             runs=("audit",) * count,
@@ -159,17 +195,19 @@ class Subject:
             rates=(self.rate,) * count,
             denominators=torch.ones(count, device=self.device),
             learning_rates=torch.ones(count, device=self.device),
-            steps=(1,) * count,
+            steps=(self.steps,) * count,
             clipper=clipper,
             noiser=noiser,
-            first_step=step,
+            state={"trial": torch.arange(count)},
+            batches=self.batches,
+            epochs=self.epochs,
         )
         # Two stacks, side by side where the engine would do so.
         limits = Limits(-(-count // 2), self.chunk or max(1, len(records)), workers=2)
         start = self.model.initial().to(self.device).repeat(count, 1)
         inputs, targets = (t.to(self.device) for t in (self.inputs, self.targets))
-        trained = train_round(self.model, inputs, targets, start, lanes, 0, stream, limits)
-        return start - trained.parameters
+        train_round(self.model, inputs, targets, start, lanes, 0, stream, limits, note)
+        return [torch.cat(parts) for parts in zip(*(noted[i] for i in sorted(noted)), strict=True)]
 
     def _planned(self, lanes: int) -> tuple[Clipper, Noiser]:
         bounded = self.release.sensitivity
@@ -177,14 +215,14 @@ class Subject:
         return clipper, MechanismNoiser([self.release.mechanism] * lanes)
 
 
-def exactly_once(steps: Sequence[Floats]) -> Floats:
-    """The likelihood ratio where it takes part in one of the steps, whichever."""
-    total: Floats = np.logaddexp.reduce(np.stack(steps), axis=0) - np.log(len(steps))
+def exactly_once(scores: Sequence[Floats]) -> Floats:
+    """The likelihood ratio where it takes part in one of the releases, whichever."""
+    total: Floats = np.logaddexp.reduce(np.stack(scores), axis=0) - np.log(len(scores))
     return total
 
 
 Worlds = dict[bool, list[Floats]]
-"""Scores of every step [trials], with the record and without it."""
+"""Scores of every sample [trials], with the record and without it."""
 
 
 def replayed(subject: Subject, trials: int, stream: PrivateStream) -> Worlds:
@@ -218,7 +256,7 @@ def audit_engine(
         error: In (0, 1).
         stream: Where randomness comes from; the operating system if left out.
         claim: The claim in words, for the verdict.
-        accountant: "rdp", "pld" or "best".
+        accountant: "rdp", "pld", "best", or with scalar accounting "paper".
         accounting: "vector", or "scalar", which may well be refuted.
 
     Returns:
@@ -262,14 +300,14 @@ def verdict_of(
     it with the same trials and the same error can be handed in.
     """
     chance = {
-        present: np.sum([by_chance(score, subject.rate) for score in steps], axis=0)
-        for present, steps in worlds.items()
+        present: np.sum([by_chance(score, subject.rate) for score in samples], axis=0)
+        for present, samples in worlds.items()
     }
     adversaries = [chance]
-    if subject.steps > 1:
-        adversaries.append({present: exactly_once(steps) for present, steps in worlds.items()})
+    if subject.samples > 1:
+        adversaries.append({present: exactly_once(own) for present, own in worlds.items()})
     if isinstance(stream, Keyed) and subject.rate < 1:
-        knowing = {p: _knowing(subject, steps, p, stream) for p, steps in worlds.items()}
+        knowing = {p: _knowing(subject, own, p, stream) for p, own in worlds.items()}
         adversaries.append(knowing)
     share = error / len(adversaries)
     tests = [
@@ -281,18 +319,20 @@ def verdict_of(
     ]
     trials = len(chance[True])
     alternative = alternative or TooLittleNoise(
-        subject.release.mechanism, subject.clipped()[-1], subject.rate, subject.steps, trials, share
-    )
+        subject.release.mechanism, subject.clipped()[-1], subject.rate, subject.samples, trials,
+        share, batches=subject.batches, epochs=subject.epochs,
+    )  # fmt: skip
     return Verdict(claim, epsilon, delta, tuple(tests), error, alternative=alternative)
 
 
-def _knowing(subject: Subject, steps: list[Floats], present: bool, stream: Keyed) -> Floats:
-    """Whoever has the key looks only at the steps in which the canary would take part."""
-    total = np.zeros(len(steps[0]))
+def _knowing(subject: Subject, samples: list[Floats], present: bool, stream: Keyed) -> Floats:
+    """Whoever has the key looks only at the samples in which the canary would take part."""
+    total = np.zeros(len(samples[0]))
     records = torch.arange(len(subject.inputs))
-    for step, scores in enumerate(steps):
+    for number, scores in enumerate(samples):
+        first = number * subject.epochs * subject.batches
         for trial in range(len(total)):
-            key = Key("audit", f"{present}-{trial}", 0, step, "sampling")
+            key = Key("audit", f"{present}-{trial}", 0, first, "sampling")
             drawn = poisson_indices(stream, key, records, subject.rate)
             total[trial] += scores[trial] if len(records) - 1 in drawn else 0.0
     return total

@@ -18,24 +18,28 @@ from udpfl.accounting import (
     Release,
     account,
 )
-from udpfl.accounting.events import Event, leaves
-from udpfl.audit.bounds import check_error
+from udpfl.accounting.events import Event, release_count
+from udpfl.accounting.randomised import Randomised
+from udpfl.audit._bounds import check_error
+from udpfl.audit._one_run import SurerGuesses, one_run, per_sample
+from udpfl.audit._randomised import audit_message
+from udpfl.audit._whole_client import AsReleased, ClientUnderAudit, Worlds, rounds_to_try
 from udpfl.audit.lattice import ROUNDING, audit_lattice
 from udpfl.audit.mechanism import audit_releases, check_trials
-from udpfl.audit.one_run import SurerGuesses, one_run, per_sample
 from udpfl.audit.replay import Subject, replayed, verdict_of
 from udpfl.audit.verdict import Verdict
-from udpfl.audit.whole_client import AsReleased, ClientUnderAudit, Worlds, rounds_to_try
 from udpfl.audit.worlds import Releases
 from udpfl.config import Config, load
 from udpfl.data.records import Indices
 from udpfl.engine import Entropy, LaneModel, Loss
 from udpfl.errors import InvalidInput, Unsupported
-from udpfl.federation.builders import device_of, prepared
-from udpfl.federation.names import settings_of
+from udpfl.federation.builders import choose_device, prepare_inputs
+from udpfl.federation.configured_names import trusted_settings
 from udpfl.federation.plan import ReleasePlan
 from udpfl.federation.protection import planned_protection
 from udpfl.federation.setup import Setup
+from udpfl.mechanisms import Radial
+from udpfl.mechanisms.arrays import Floats
 from udpfl.runs.folder import RunFolder
 
 log = logging.getLogger(__name__)
@@ -44,6 +48,8 @@ FAR = 0.05
 """A large delta, where too little noise shows soonest: the accountant answers for every delta."""
 _CANDIDATES = 32
 """Records of a client among which the canary is looked for."""
+_STEPS = 10
+"""Of a training that are replayed at most."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +60,8 @@ class Target:
     number: int
     """Which client is audited."""
     plan: ReleasePlan
-    """What it releases, and is charged for."""
-    release: Release
+    """What it releases, and is charged for; with the least noise, where it follows results."""
+    release: Release | Randomised
 
     @classmethod
     def of(
@@ -69,7 +75,7 @@ class Target:
         folder = None
         if not isinstance(where, Config) and Path(where).is_dir():
             folder = RunFolder.open(Path(where), "config")
-        settings = settings_of(folder) if folder else load(where)
+        settings = trusted_settings(folder) if folder else load(where)
         _require_claim(settings)
         setup = Setup.of(settings, data=data, model=copy.deepcopy(model), loss=loss)
         plans = setup.plans() if folder is None else _read_plans(folder, setup.network)
@@ -77,6 +83,8 @@ class Target:
         asked = [i for i, plan in enumerate(plans) if plan.release is not None]
         first = max(asked, key=lambda i: len(setup.parts[i]))
         plan = plans[first]
+        if plan.levels:  # the least noise that a round may have
+            plan = plan.at_level(plan.levels[-1])
         assert plan.release is not None
         if plan.parameters:
             raise Unsupported(
@@ -99,16 +107,13 @@ class Target:
     def canary(self) -> tuple[Tensor, Tensor, Tensor]:
         """A record, the label that pulls hardest, and one that pulls another way."""
         rows = self.records[:_CANDIDATES]
-        x = prepared(self.setup.network, self.setup.data.train.inputs[rows], torch.device("cpu"))
-        labels = self._labels(rows)
+        x, labels = self._inputs(rows), self._labels(rows)
         gradients = per_sample(self.setup.network, self.setup.loss)
         weights = {
             n: p.detach() for n, p in self.setup.network.named_parameters() if p.requires_grad
         }
         sizes = torch.stack([gradients(weights, x, label).norm(dim=1) for label in labels])
-        sizes = sizes.nan_to_num(
-            0.0, 0.0, 0.0
-        )  # [labels, rows]; the engine drops what is not finite
+        sizes = sizes.nan_to_num(0.0, 0.0, 0.0)  # the engine drops what is not finite
         best = int(sizes.argmax())
         if not sizes.any():
             raise Unsupported(
@@ -118,6 +123,10 @@ class Target:
         label, row = divmod(best, len(rows))
         other = int(sizes[:, row].scatter(0, torch.tensor(label), -1.0).argmax())
         return x[row : row + 1], labels[label][row : row + 1], labels[other][row : row + 1]
+
+    def _inputs(self, rows: Indices) -> Tensor:
+        inputs = self.setup.data.train.inputs[rows]
+        return prepare_inputs(self.setup.network, inputs, torch.device("cpu"))
 
     def _labels(self, rows: Indices) -> list[Tensor]:
         """What each of the records might have been labelled."""
@@ -130,8 +139,9 @@ class Target:
     def whole(self) -> Worlds:
         """What the client lets out at this model, with all its records and without any."""
         rows = self.records
-        x = prepared(self.setup.network, self.setup.data.train.inputs[rows], torch.device("cpu"))
+        x = self._inputs(rows)
         y = torch.from_numpy(self.setup.data.train.targets[rows])
+        self.setup.show_public_records()
         model = LaneModel(self.setup.network, self.setup.loss)
         model.check(model.initial(), x[:3], y[:3])
         rate = self.setup.config.training.learning_rate
@@ -139,9 +149,10 @@ class Target:
 
     def subjects(self) -> dict[str, Subject]:
         """The record alone, sampled as in the run; and in a full batch with two that oppose it."""
+        assert isinstance(self.release, Release), "a randomiser hides whole clients"
         x, label, other = self.canary()
-        steps = min(self.plan.steps, 10)
-        device = device_of(self.setup.config.device)
+        samples, epochs, batches = _few_steps(self.plan)
+        device = choose_device(self.setup.config.device)
         alone = Subject(
             self.setup.network,
             self.setup.loss,
@@ -149,14 +160,26 @@ class Target:
             label,
             self.release,
             self.plan.rate,
-            steps,
+            samples * epochs * batches,
             device=device,
+            batches=batches,
+            epochs=epochs,
         )
         crowd = Subject(
             self.setup.network, self.setup.loss, x.repeat(3, *[1] * (x.dim() - 1)),
             torch.cat([other, other, label]), self.release, chunk=2, device=device,
         )  # fmt: skip
-        return {f"record alone, {steps} steps as sampled": alone, "record in a full batch": crowd}
+        steps = f"{alone.steps} steps"
+        if self.plan.epochs * self.plan.batches > 1:
+            steps = f"{samples * epochs} epochs of {batches} batches"
+        return {f"record alone, {steps} as sampled": alone, "record in a full batch": crowd}
+
+
+def _few_steps(plan: ReleasePlan) -> tuple[int, int, int]:
+    """Samples of a training, and epochs and batches of each, of which there are ten steps or so."""
+    epochs = min(plan.epochs, _STEPS)
+    batches = min(plan.batches, max(1, _STEPS // epochs))
+    return min(plan.sampled[1], max(1, _STEPS // (epochs * batches))), epochs, batches
 
 
 def _require_claim(settings: Config) -> None:
@@ -225,28 +248,25 @@ def audit_run(
     check_trials(trials)
     target = Target.of(where, data, model, loss)
     count = _canary_count(target, canaries)
-    delta = target.plan.budget.delta if target.plan.budget else 1e-5
+    own = target.plan.budget.delta if target.plan.budget else target.plan.delta
+    delta = 1e-5 if own is None else own
     whole, deltas = target.release.unit == "client", (FAR, delta)
     subjects = {} if whole else target.subjects()
     rounds = rounds_to_try(target.plan, target.setup.algorithm.trusts_server) if whole else []
     share = error / ((len(subjects) + len(rounds)) * len(deltas) + (count > 0) + 1)
     verdicts = []
+    if isinstance(target.release, Randomised):
+        update = target.whole().present
+        verdicts = [_message(target, target.release, update, trials, d, share) for d in deltas]
+        return verdicts + (_trained(target, count, delta, share) if count else [])
     if whole:
         both = target.whole()  # trained once, for all rounds and every delta
         verdicts += [_client(target, both, own, trials, d, share) for own in rounds for d in deltas]
     for name, subject in subjects.items():
         verdicts += _replayed(target, name, subject, trials, deltas, share)
-    verdicts.append(_lattice(target, delta, share))
-    claimed = _claimed_of_a_record(target, delta) if count else None
-    if claimed is not None and claimed[1] == 1:
-        log.warning(
-            "no run is trained, because it would look for single records, and a claim for whole "
-            "clients at delta = %g implies nothing for one record; a smaller privacy.delta would",
-            delta,
-        )
-    elif claimed is not None:
-        verdicts.append(_trained(target, count, *claimed, share))
-    return verdicts
+    if not isinstance(target.release.mechanism, Radial):  # whose words no adversary tells apart
+        verdicts.append(_lattice(target, delta, share))
+    return verdicts + (_trained(target, count, delta, share) if count else [])
 
 
 def _canary_count(target: Target, canaries: int | None) -> int:
@@ -286,13 +306,34 @@ def _lattice(target: Target, delta: float, error: float) -> Verdict:
     """What is said of rounding, tried with the noise of this client and all that it releases."""
     event = target.plan.rest_event()
     assert event is not None
+    assert isinstance(target.release, Release)
     dimension, name = target.release.sensitivity.coordinates, target.plan.name
     return audit_lattice(
         target.release.mechanism,
-        dimension * sum(leaves(event).values()),
+        dimension * release_count(event),
         target.epsilon(event, delta),
         claim=f"{name}, {ROUNDING}",
         noiser=planned_protection([target.plan])[1],
+        error=error,
+    )
+
+
+def _message(
+    target: Target,
+    release: Randomised,
+    update: Floats,
+    trials: int,
+    delta: float,
+    error: float,
+) -> Verdict:
+    """The claim about one message, tried with the client's own update and the opposite one."""
+    return audit_message(
+        release.randomiser,
+        update,
+        target.epsilon(target.plan.event(), delta),
+        delta,
+        claim=f"{target.plan.name}, one message about its update or the opposite one",
+        trials=trials,
         error=error,
     )
 
@@ -307,7 +348,7 @@ def _client(
 ) -> Verdict:
     """The claim about a whole client, tried with what the client itself lets out."""
     plan = target.plan.at(rounds[0])
-    assert plan.release is not None
+    assert isinstance(plan.release, Release)
     epsilon = target.epsilon(plan.event(len(rounds)), delta)
     which = f"{len(rounds)} rounds" if len(rounds) > 1 else f"round {rounds[0]}"
     return audit_releases(
@@ -324,14 +365,27 @@ def _client(
 def _claimed_of_a_record(target: Target, delta: float) -> tuple[float, float]:
     """Epsilon and delta of the whole run for one record."""
     epsilon = target.epsilon(target.plan.rest_event(), delta)
+    if target.setup.config.privacy.pace == "plateau":  # rounds differ, and keep the budget together
+        assert target.plan.budget is not None, "every client of a private run has a budget"
+        epsilon = target.plan.budget.epsilon
     if target.release.unit == "record":
         return epsilon, delta
     # A record may change all that its client sends: as if it left and another came.
     return 2 * epsilon, min(1.0, delta * (1 + math.exp(min(epsilon, 700.0))))
 
 
-def _trained(target: Target, canaries: int, epsilon: float, delta: float, error: float) -> Verdict:
+def _trained(target: Target, canaries: int, delta: float, error: float) -> list[Verdict]:
+    """A verdict on the whole run, trained once; none where nothing is claimed of a record."""
+    epsilon, delta_of_record = _claimed_of_a_record(target, delta)
+    if delta_of_record == 1:
+        log.warning(
+            "no run is trained, because it would look for single records, and a claim for whole "
+            "clients at delta = %g implies nothing for one record; a smaller privacy.delta would",
+            delta,
+        )
+        return []
     found = one_run(target.setup, target.number, canaries)
     name = f"{target.plan.name}, the whole run, trained once"
-    tests = found.tests(delta, error)
-    return Verdict(name, epsilon, delta, tests, error, alternative=SurerGuesses(tests))
+    tests = found.tests(delta_of_record, error)
+    guesses = SurerGuesses(tests)
+    return [Verdict(name, epsilon, delta_of_record, tests, error, alternative=guesses)]

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from udpfl.accounting.statement import shown
-from udpfl.audit.bounds import delta_proved, epsilon_proved
+from udpfl.audit._bounds import delta_proved, epsilon_proved
 
 POWER = 0.99
 """With this probability an audit finds what it says it would have found."""

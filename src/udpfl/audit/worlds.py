@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from udpfl.engine.noise import MechanismNoiser, Noiser
 from udpfl.engine.randomness import Entropy, Key, PrivateStream, poisson_indices
-from udpfl.mechanisms import Mechanism
+from udpfl.mechanisms import Mechanism, Radial
 from udpfl.mechanisms.arrays import Floats
 
 _AT_ONCE = 1 << 21
@@ -54,7 +55,7 @@ class Releases:
 
         `noiser` adds the noise in place of the engine's own, to see whether a wrong one is caught.
         """
-        used = np.flatnonzero(self.shift)  # elsewhere both worlds look the same
+        used = coordinates_that_tell(self.mechanism, self.shift)
         shift = torch.from_numpy(self.shift[used]).float()
         source = stream or Entropy()
         adds = noiser or MechanismNoiser([self.mechanism])
@@ -77,12 +78,15 @@ class Releases:
         return np.concatenate(found)
 
 
+def coordinates_that_tell(mechanism: Mechanism, shift: Floats) -> NDArray[np.intp]:
+    """Those in which the two worlds differ: with noise of whole vectors, all of them."""
+    return np.arange(shift.size) if isinstance(mechanism, Radial) else np.flatnonzero(shift)
+
+
 def likelihood_ratio(mechanism: Mechanism, released: Floats, shift: Floats) -> Floats:
     """How much more probable each release [trials, d] is with the shift, as a logarithm."""
-    ratio: Floats = (mechanism.log_density(released - shift) - mechanism.log_density(released)).sum(
-        1
-    )
-    return ratio
+    ratio: Floats = mechanism.log_density(released - shift) - mechanism.log_density(released)
+    return ratio if isinstance(mechanism, Radial) else ratio.sum(1)
 
 
 def by_chance(score: Floats, rate: float) -> Floats:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,8 +11,8 @@ import typer
 from rich.console import Console
 
 from udpfl.accounting import Accounting
-from udpfl.cli import analyze_tables as tables
-from udpfl.cli.options import Trust, mechanism_option, trust_all
+from udpfl.cli import _analyze_tables as tables
+from udpfl.cli._options import Trust, mechanism_option, trust_all
 from udpfl.cli.plan import check_plot
 from udpfl.errors import InvalidInput
 from udpfl.planning import plan
@@ -33,6 +33,7 @@ Plot = Annotated[
 Seed = Annotated[int, typer.Option(min=0, help="Seed of every random draw.")]
 Delta = Annotated[float, typer.Option(help="Budget: delta of all releases together.")]
 Rate = Annotated[float, typer.Option(help="Probability that a record takes part in a step.")]
+Dimension = Annotated[int, typer.Option(help="Number of parameters.")]
 
 
 @analyze.callback(invoke_without_command=True)
@@ -93,13 +94,10 @@ def curve(
     search = Search(steps, learning_rate, batch)
     with Console(stderr=True).status("training the curve"):
         found = connect(run_a, run_b, curve, search=search, points=points, seed=seed)
-    if json_:
-        typer.echo(json.dumps(found.to_dict(), indent=2))
-    else:
-        tables.curve(found)
+    show(found.to_dict(), lambda: tables.curve(found), json_)
     if at is not None and save is not None:
         _save(found, at, save)
-    _draw(curve_figure, found, plot)
+    draw(curve_figure, found, plot)
 
 
 def _save(found: Connection, at: float, path: Path) -> None:
@@ -114,116 +112,10 @@ def _save(found: Connection, at: float, path: Path) -> None:
 
 
 @analyze.command()
-def convergence(
-    context: typer.Context,
-    config: Annotated[
-        Path | None,
-        typer.Argument(
-            help="Train the network of this configuration instead of a built-in problem."
-        ),
-    ] = None,
-    problem: Annotated[
-        Literal["quadratic", "logistic"],
-        typer.Option(help="Least squares or logistic regression, both with an l2 penalty."),
-    ] = "quadratic",
-    mechanism: Annotated[str, mechanism_option("The noise.")] = "gaussian",
-    epsilon: Annotated[
-        list[float] | None,
-        typer.Option(
-            help="Budget that the noise is calibrated to; 8 if not set. With a configuration it "
-            "may be repeated: one run for each value.",
-            show_default=False,
-        ),
-    ] = None,
-    delta: Delta = 1e-5,
-    rounds: Annotated[
-        int, typer.Option(help="Number of rounds; each averages over all clients.")
-    ] = 1000,
-    local_steps: Annotated[int, typer.Option(help="Steps of each client in a round.")] = 1,
-    clients: Annotated[int, typer.Option(help="Number of clients.")] = 5,
-    records: Annotated[int, typer.Option(help="Records of each client.")] = 100,
-    dimension: Annotated[int, typer.Option(help="Number of parameters.")] = 10,
-    sampling_rate: Rate = 0.5,
-    repetitions: Annotated[int, typer.Option(help="Number of trainings to average over.")] = 50,
-    seed: Seed = 0,
-    json_: Json = False,
-    plot: Plot = None,
-) -> None:
-    """Compare the convergence bound of federated averaging with trainings at five noise levels.
-
-    On a strongly convex problem every constant of the bound is computed or measured. There is no
-    such bound for a network: a configuration is trained as it is, and only the measured curves are
-    shown.
-
-    Examples:
-
-    udpfl analyze convergence --problem logistic --plot convergence.png
-
-    udpfl analyze convergence configs/default.toml --epsilon 2 --epsilon 8
-    """
-    from udpfl.analysis.convex import Convex
-    from udpfl.analysis.extra_rounds import study
-    from udpfl.analysis.figures import convergence_figure
-
-    if plot is not None:
-        check_plot(plot)
-    if config is not None:
-        _only(context, {"config", "epsilon", "json_", "plot"})
-        _networks(config, epsilon or [], json_, plot)
-        return
-    if epsilon and len(epsilon) > 1:
-        raise InvalidInput(
-            "epsilon", "takes one value; several are possible only with a configuration"
-        )
-    posed = Convex.drawn(problem, clients=clients, records=records, dimension=dimension, seed=seed)
-    budget = epsilon[0] if epsilon else 8.0
-    noise = plan(
-        mechanism, epsilon=budget, delta=delta, steps=rounds * local_steps,
-        sampling_rate=sampling_rate, dimension=dimension,
-    ).best.noise  # fmt: skip
-    assert noise is not None
-    with Console(stderr=True).status("training at five levels of noise"):
-        found = study(
-            posed, noise, 1 / (sampling_rate * records), local_steps=local_steps,
-            rate=sampling_rate, steps=rounds * local_steps, repetitions=repetitions, seed=seed,
-        )  # fmt: skip
-    if json_:
-        typer.echo(json.dumps(found.to_dict(), indent=2))
-    else:
-        tables.study(found, f"{problem}, {mechanism} noise for ε = {budget:g} and its multiples")
-    _draw(convergence_figure, found, plot)
-
-
-def _networks(config: Path, epsilons: Sequence[float], json_: bool, plot: Path | None) -> None:
-    """Measured curves of a configuration's network, without noise and within each epsilon."""
-    from udpfl.analysis.extra_rounds import network_curves
-    from udpfl.analysis.figures import network_figure
-    from udpfl.config import load
-
-    with Console(stderr=True).status("training, without noise and within each epsilon"):
-        curves = network_curves(load(config), epsilons)
-    if json_:
-        typer.echo(json.dumps([each.to_dict() for each in curves], indent=2))
-    else:
-        tables.networks(curves)
-    _draw(network_figure, curves, plot)
-
-
-def _only(context: typer.Context, allowed: set[str]) -> None:
-    """Refuse options that a configuration answers itself."""
-    for name in context.params:
-        source = context.get_parameter_source(name)
-        if name not in allowed and source is not None and source.name == "COMMANDLINE":
-            raise InvalidInput(
-                name, "is an option of the built-in problems; remove it, the configuration decides"
-            )
-
-
-@analyze.command()
 def error(
     epsilon: Annotated[float, typer.Option(help="Budget: epsilon of all releases together.")],
     rounds: Annotated[int, typer.Option(help="How many times noise is released.")],
-    dimension: Annotated[int, typer.Option(help="Number of parameters.")],
+    dimension: Dimension,
     mechanism: Annotated[str, mechanism_option("The noise.", "all")] = "all",
     delta: Delta = 1e-5,
     sampling_rate: Rate = 1.0,
@@ -275,20 +167,25 @@ def error(
         for row in planned
         if row.noise is not None
     }
+    plain: list[dict[str, Any]] = [
+        {**row.to_dict(), "errors": [each.to_dict() for each in found[row.mechanism]]}
+        for row in planned
+        if row.mechanism in found
+    ]
+    show(plain, lambda: tables.errors(planned, found, accounting), json_)
+    styles = {row.mechanism: row.noise.plot_style for row in planned if row.noise is not None}
+    draw(lambda rows, path: error_figure(rows, styles, path), found, plot)
+
+
+def show(plain: Any, print_tables: Callable[[], None], json_: bool) -> None:
+    """Print numbers as JSON, or tables for people."""
     if json_:
-        plain: list[dict[str, Any]] = [
-            {**row.to_dict(), "errors": [each.to_dict() for each in found[row.mechanism]]}
-            for row in planned
-            if row.mechanism in found
-        ]
         typer.echo(json.dumps(plain, indent=2))
     else:
-        tables.errors(planned, found, accounting)
-    styles = {row.mechanism: row.noise.plot_style for row in planned if row.noise is not None}
-    _draw(lambda rows, path: error_figure(rows, styles, path), found, plot)
+        print_tables()
 
 
-def _draw(figure: Callable[[Any, Path], None], found: Any, plot: Path | None) -> None:
+def draw(figure: Callable[[Any, Path], None], found: Any, plot: Path | None) -> None:
     """Write the figure of what was found, where one is wanted."""
     if plot is not None:
         figure(found, plot)

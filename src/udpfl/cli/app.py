@@ -9,19 +9,19 @@ from typing import Annotated
 import typer
 
 from udpfl._version import __version__
-from udpfl.cli.analyze import analyze
+from udpfl.cli._convergence import analyze
+from udpfl.cli._decisions import budget
+from udpfl.cli._options import unknown_option
 from udpfl.cli.audit import audit
 from udpfl.cli.compare import compare
 from udpfl.cli.config import config
 from udpfl.cli.data import data
-from udpfl.cli.decisions import budget
 from udpfl.cli.methods import methods
-from udpfl.cli.options import unknown_option
 from udpfl.cli.plan import plan
 from udpfl.cli.report import report
 from udpfl.cli.run import run
 from udpfl.config import Config
-from udpfl.errors import BudgetExceeded, InvalidInput, UdpflError
+from udpfl.errors import BudgetExceeded, InvalidInput, UdpflError, UnknownKey
 
 app = typer.Typer(
     help="Differentially private federated learning with any noise, and proved accounting.",
@@ -77,8 +77,8 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         code = app(args=arguments, standalone_mode=False)
     except InvalidInput as error:
-        unknown = error.message.startswith("unknown key")  # of a configuration, at any level
-        name = error.parameter if unknown else _spelled(error.parameter)
+        is_key = isinstance(error, UnknownKey)
+        name = error.parameter if is_key else _spelled(error.parameter)
         code = _fail(f"{name}: {error.message}")
     except BudgetExceeded as error:
         _fail(str(error))

@@ -16,15 +16,15 @@ from rich.text import Text
 from udpfl.accounting.accountant import check_choices
 from udpfl.accounting.events import leaves
 from udpfl.accounting.imported import read_events, read_opacus
-from udpfl.cli import budget_tables as tables
-from udpfl.cli.ledgers import (
+from udpfl.cli import _budget_tables as tables
+from udpfl.cli._ledgers import (
     account_to_charge,
     accounts_of,
     balance_of,
     contradictions,
     open_ledger,
 )
-from udpfl.cli.options import Trust, trust_all
+from udpfl.cli._options import Trust, trust_all
 from udpfl.errors import InvalidInput, LedgerError, LedgerUnavailable
 from udpfl.ledger.charges import Entry
 

@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
 
-from udpfl.cli.completion import assignments
-from udpfl.cli.options import DataDir, overrides_of, set_option
+from udpfl.cli._completion import assignments
+from udpfl.cli._options import DataDir, overrides_of, set_option
+from udpfl.cli._progress import TimeLeft, running
 from udpfl.cli.plan import check_plot
-from udpfl.cli.progress import TimeLeft, running
 from udpfl.config import load
 from udpfl.errors import InvalidInput
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from udpfl.cli.completion import assignments
+from udpfl.cli._completion import assignments
 from udpfl.config import dump, example, load, schema
 
 config = typer.Typer(help="Show all configuration keys, and check a configuration file.")

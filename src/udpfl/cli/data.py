@@ -24,8 +24,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from udpfl.cli.completion import one_of
-from udpfl.cli.options import DataDir
+from udpfl.cli._completion import one_of
+from udpfl.cli._options import DataDir
 from udpfl.data import BUILT_IN, source_of, sources
 from udpfl.data.checking import Finding, findings, presences
 from udpfl.data.fetching import Progress as Report

@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from udpfl.cli._paper_table import TARGETS, in_words, stored
+from udpfl.cli._paper_table import table as paper_table
 from udpfl.errors import UdpflError
 from udpfl.plugins import offered, resolve
 
@@ -23,6 +25,14 @@ _UNITS = {
 
 
 def methods(
+    table_: Annotated[
+        bool,
+        typer.Option(
+            "--table",
+            help="Print the comparison table of the UDP-FL paper, and below each row what was "
+            "measured here.",
+        ),
+    ] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
 ) -> None:
     """List every method for training.algorithm: its paper, what it releases and guarantees.
@@ -33,8 +43,13 @@ def methods(
 
     udpfl methods
 
+    udpfl methods --table
+
     udpfl run --set training.algorithm=scaffold --set training.local_steps=5
     """
+    if table_:
+        _print_paper_table(json_)
+        return
     rows = list(known())
     if json_:
         typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
@@ -52,6 +67,29 @@ def methods(
                 name = ""
         table.add_row()
     Console(emoji=False).print(table, highlight=False)
+
+
+def _print_paper_table(json_: bool) -> None:
+    """The paper's table, with what was measured."""
+    rows = list(paper_table(stored()))
+    if json_:
+        typer.echo(json.dumps([row.to_dict() for row in rows], indent=2, ensure_ascii=False))
+        return
+    shown = Table(title="The comparison table of the UDP-FL paper", pad_edge=False)
+    for head in ("Method", "Noise", "Accuracy", "Privacy", "Conv."):
+        shown.add_column(head, overflow="fold")
+    for row in rows:
+        shown.add_row(*row.printed, style="bold")
+        for own in row.here:
+            shown.add_row(*(escape(cell) for cell in in_words(own)))
+        shown.add_section()
+    console = Console(emoji=False)
+    console.print(shown, highlight=False)
+    targets = ", ".join(f"{target:g} on {data}" for data, target in TARGETS.items())
+    typer.echo(
+        "Bold: the paper's words. Below: measured here; test accuracy, what is guaranteed for all "
+        f"releases of a client, and rounds to an accuracy of {targets}."
+    )
 
 
 def known() -> Iterator[dict[str, Any]]:

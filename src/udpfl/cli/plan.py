@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,18 +15,33 @@ from rich.text import Text
 
 from udpfl.accounting import Accountant, Accounting, Norm
 from udpfl.accounting.statement import shown
-from udpfl.cli.options import mechanism_option
+from udpfl.cli._options import mechanism_option
 from udpfl.errors import InvalidInput, Unsupported
 from udpfl.figures import dimensions, noise_figure
-from udpfl.harmonizer import Rank
-from udpfl.mechanisms import BUILT_IN, Mechanism
-from udpfl.planning import Plan
+from udpfl.harmonizer import Rank, Setting
+from udpfl.mechanisms import BUILT_IN
+from udpfl.planning import Plan, PlanRow
 from udpfl.planning import plan as make_plan
 
 
 def plan(
-    epsilon: Annotated[float, typer.Option(help="Budget: epsilon of all releases together.")],
     steps: Annotated[int, typer.Option(help="How many times noise is released.")],
+    epsilon: Annotated[
+        float | None,
+        typer.Option(
+            help="Budget: epsilon of all releases together. Required without --match.",
+            show_default=False,
+        ),
+    ] = None,
+    match: Annotated[
+        float | None,
+        typer.Option(
+            metavar="STD",
+            help="Match a Gaussian instead: find the smallest noise that leaks no more in any "
+            "release. Its standard deviation, in units of the clip.",
+            show_default=False,
+        ),
+    ] = None,
     mechanism: Annotated[
         str,
         mechanism_option(
@@ -61,7 +78,8 @@ def plan(
     accountant: Annotated[
         Accountant,
         typer.Option(
-            help="Rényi divergences, privacy-loss distributions, or the tighter of the two."
+            help="Rényi divergences, privacy-loss distributions, or 'best', the tighter of the "
+            "two; with scalar accounting also 'paper', the paper's own."
         ),
     ] = "best",
     rank: Annotated[
@@ -78,16 +96,26 @@ def plan(
 ) -> None:
     """Find the smallest noise that keeps a privacy budget, and the mechanism that needs the least.
 
+    With --match: the smallest noise that leaks no more than a Gaussian, release by release, and
+    what all releases cost with each.
+
     Examples:
 
     udpfl plan --epsilon 8 --steps 300 --sampling-rate 0.05 --dimension 26010
 
     udpfl plan --mechanism all --epsilon 4 --steps 100 --dimension 10 --json
+
+    udpfl plan --mechanism all --match 1.5 --steps 300 --dimension 10
     """
+    if epsilon is None and match is None:
+        raise InvalidInput("epsilon", "is needed: the budget. Or name a Gaussian: --match STD")
     if plot is not None:
         check_plot(plot)
+        if match is not None:
+            raise InvalidInput("plot", "draws noise against epsilon: not available with --match")
     options: dict[str, Any] = {
         "steps": steps,
+        "match": match,
         "delta": delta,
         "sampling_rate": sampling_rate,
         "clip": clip,
@@ -131,39 +159,14 @@ def check_plot(path: Path) -> None:
 
 def show(rows: Plan, console: Console) -> None:
     """The plan as a table for people."""
-    setting = rows.setting
-    sensitivity = setting.sensitivity
-    size = "" if sensitivity.dimension is None else f", {dimensions(sensitivity.dimension)}"
-    nominal = setting.accounting == "scalar"
-    table = Table(
-        title=f"Noise for ε ≤ {setting.epsilon:g}, δ = {setting.delta:g}: {setting.releases:,} "
-        f"releases at sampling rate {setting.rate:g}, {sensitivity.norm} clip "
-        f"{sensitivity.bound:g}{size}",
-        title_justify="left",
-        title_style="bold",
-    )
-    table.add_column("#", justify="right")
-    table.add_column("mechanism")
-    table.add_column("noise std", justify="right")
-    table.add_column("mean |noise|", justify="right")
-    table.add_column("nominal ε" if nominal else "ε", justify="right")
-    if nominal:
-        table.add_column("guaranteed ε", justify="right", style="bold red")
-    table.add_column("by")
-    for row in rows:
-        if row.noise is None or row.statement is None:
-            table.add_row("–", Text(row.mechanism), "impossible", style="dim")
-            continue
-        statement = row.statement
-        cells = [f"{row.noise.noise_std:.4g}", f"{row.noise.mean_abs:.4g}"]
-        cells.append(shown(statement.epsilon))
-        if nominal:
-            cells.append(shown(statement.vector_epsilon))
-        table.add_row(str(row.rank), Text(row.mechanism), *cells, statement.accountant)
-    console.print(table)
-    for row in rows:
-        values = "" if row.noise is None else _values(row.noise)
+    everything = [*rows] if rows.reference is None else [*rows, rows.reference]
+    nominal = rows.setting.accounting == "scalar"
+    console.print(_table(everything, rows.setting, nominal))
+    for row in everything:
+        values = "" if row.noise is None else f" ({row.noise.parameters_in_words(5)})"
         console.print(Text(row.mechanism, style="bold") + Text(f"{values}: {row.why}"))
+    if rows.reference is not None:
+        console.print(_ABOUT_MATCHING)
     if nominal:
         console.print(
             "[bold red]Nominal: scalar accounting, not a privacy guarantee.[/] "
@@ -174,5 +177,50 @@ def show(rows: Plan, console: Console) -> None:
     console.print("The noise is rounded here; --json prints all digits.", style="dim")
 
 
-def _values(noise: Mechanism) -> str:
-    return " (" + ", ".join(f"{name} {v:.5g}" for name, v in noise.parameters.items()) + ")"
+_ABOUT_MATCHING = (
+    "Rényi ε: what all releases cost by Rényi divergences, computed in the same way for every "
+    "noise; a matched noise never costs more than the reference. Other accountants know some "
+    "noises better than others, so the column ε may rank them otherwise."
+)
+
+
+def _table(rows: Sequence[PlanRow], setting: Setting, nominal: bool) -> Table:
+    """One line for each row."""
+    is_matched = setting.reference is not None
+    table = Table(title=_title(setting), title_justify="left", title_style="bold")
+    table.add_column("#", justify="right")
+    table.add_column("mechanism")
+    table.add_column("noise std", justify="right")
+    table.add_column("mean |noise|", justify="right")
+    table.add_column("nominal ε" if nominal else "ε", justify="right")
+    if nominal:
+        table.add_column("guaranteed ε", justify="right", style="bold red")
+    table.add_column("by")
+    if is_matched:
+        table.add_column("nominal Rényi ε" if nominal else "Rényi ε", justify="right")
+    for row in rows:
+        if row.noise is None or row.statement is None:
+            table.add_row("–", Text(row.mechanism), "impossible", style="dim")
+            continue
+        statement = row.statement
+        cells = [f"{row.noise.noise_std:.4g}", f"{row.noise.mean_abs:.4g}"]
+        cells.append(shown(statement.epsilon))
+        if nominal:
+            cells.append(shown(statement.vector_epsilon))
+        cells.append(statement.accountant)
+        if row.matched is not None:
+            stands_for = row.matched.other if row.rank is None else row.matched.own
+            cells.append(shown(stands_for.epsilon))
+        table.add_row(str(row.rank or ""), Text(row.mechanism), *cells)
+    return table
+
+
+def _title(setting: Setting) -> str:
+    sensitivity, reference = setting.sensitivity, setting.reference
+    size = "" if sensitivity.dimension is None else f", {dimensions(sensitivity.dimension)}"
+    budget = "" if math.isinf(setting.epsilon) else f" for ε ≤ {setting.epsilon:g}"
+    matched = "" if reference is None else f" that matches a Gaussian of {reference:g} x clip"
+    return (
+        f"Noise{matched}{budget}, δ = {setting.delta:g}: {setting.releases:,} releases at sampling "
+        f"rate {setting.rate:g}, {sensitivity.norm} clip {sensitivity.bound:g}{size}"
+    )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from udpfl.cli.options import Trust, trust_all
+from udpfl.cli._options import Trust, trust_all
 from udpfl.errors import InvalidInput
 
 if TYPE_CHECKING:

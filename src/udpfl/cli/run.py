@@ -26,9 +26,9 @@ from rich.table import Table
 from rich.text import Text
 
 from udpfl.accounting.statement import shown
-from udpfl.cli.completion import one_of
-from udpfl.cli.options import DataDir, Trust, overrides_of, set_option, trust_all
-from udpfl.cli.progress import TimeLeft, running
+from udpfl.cli._completion import one_of
+from udpfl.cli._options import DataDir, Trust, overrides_of, set_option, trust_all
+from udpfl.cli._progress import TimeLeft, running
 from udpfl.config import load
 from udpfl.errors import InvalidInput
 
@@ -129,7 +129,7 @@ def _train(
 
 def _command_to_resume(folder: Path) -> str:
     """The command line that goes on with a run, and trusts the code that its settings name."""
-    from udpfl.federation.names import own_places
+    from udpfl.federation.configured_names import own_places
 
     places = own_places(load(folder / "config.toml"))
     return f"udpfl run --resume {folder}" + "".join(f" --trust {place}" for place in places)
@@ -211,6 +211,9 @@ def show(result: Run, console: Console) -> None:
     for name in ("accuracy", "rmse", "mae", "mse", "loss"):
         if (value := outcome.get(name)) is not None:
             table.add_row(name, value if isinstance(value, str) else f"{value:.4f}")
+    if result.target is not None:
+        took = f"reached in {result.reached}" if result.reached else "not reached"
+        table.add_row("target", f"{result.target}: {took}")
     for name, figures in result.references.items():
         said = ", ".join(f"{key} {value:.4f}" for key, value in figures.items())
         table.add_row("beside", escape(f"{name}: {said}"))

@@ -14,7 +14,7 @@ from udpfl.config.explaining import hint
 from udpfl.config.models import SECTIONS
 from udpfl.config.unused import unused_keys
 from udpfl.errors import InvalidInput
-from udpfl.federation.names import refuse_unknown
+from udpfl.federation.configured_names import refuse_unknown
 
 _NOT_VARIED = {
     "seed": "use --seeds for that",
@@ -24,8 +24,13 @@ _NOT_VARIED = {
     "schema_version": "has one value only",
     "privacy": "vary privacy.mechanism instead, with none as one of its values",
     "training": "is a section: vary one of its keys",
+    "training.target": "does not change what is trained",
     "privacy.ledger": "every run of a comparison has its own ledger",
 }
+
+
+OWN_LEDGER = "ledger.sqlite"
+"""In a cell: the run gets a ledger with a filter, which no other run shares."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,7 @@ def grid_of(base: Config, vary: Mapping[str, Sequence[Any]], seeds: int | Sequen
     for nothing; one that only does not go with some of the others makes cells that say why they
     cannot be run.
     """
-    if base.privacy.ledger is not None:
+    if base.privacy.ledger is not None and base.privacy.pace != "plateau":
         raise InvalidInput(
             "privacy.ledger",
             "every run of a comparison has its own ledger: the budget in a shared ledger is "
@@ -189,7 +194,7 @@ def _seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def _cell(base: Config, settings: dict[str, Any]) -> Cell:
-    layer = _layer(base, settings)
+    layer = _with_ledger(base, _layer(base, settings))
     for key in _unused(base, layer):  # what others make use of and this cell does not
         section, name = key.split(".")
         layer.setdefault(section, {})[name] = known_keys()[key]["default"]
@@ -197,6 +202,20 @@ def _cell(base: Config, settings: dict[str, Any]) -> Cell:
         return Cell(settings, load(base, layer))
     except InvalidInput as refused:
         return Cell(settings, None, refused)
+
+
+def _with_ledger(base: Config, layer: dict[str, Any]) -> dict[str, Any]:
+    """With a ledger for noise that follows results, which needs a filter, and without one else."""
+    own = layer.get("privacy")
+    if own == "none" or not base.privacy.enabled:
+        return layer
+    pace, mechanism = (
+        (own or {}).get(key, getattr(base.privacy, key)) for key in ("pace", "mechanism")
+    )
+    ledger = OWN_LEDGER if pace == "plateau" and mechanism != "none" else None
+    if ledger == base.privacy.ledger:
+        return layer
+    return {**layer, "privacy": {**(own or {}), "ledger": ledger}}
 
 
 def _unused(base: Config, layer: Mapping[str, Any]) -> dict[str, str]:

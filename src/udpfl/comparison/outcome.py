@@ -7,21 +7,23 @@ in every run: `Comparison.selection` has what all of them together cost.
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from udpfl.accounting.statement import PrivacyStatement, largest
+from udpfl.comparison._spread import Spread, plain
 from udpfl.errors import InvalidInput
+from udpfl.harmonizer import Matched
 from udpfl.report.selection import Selection
 from udpfl.report.verification import check_run
 from udpfl.runs.files import RunFiles, read_summary
+from udpfl.runs.targets import Reached, Target
 
 _FOREMOST = ("rmse", "accuracy")
+_FIGURES = ("accuracy", "rmse", "mae", "mse", "loss")
 
 
 @dataclass(frozen=True)
@@ -42,16 +44,25 @@ class SeedRun:
     """How long it took."""
     failed: str | None = None
     """Why it did not come to its end; None where it did."""
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """All figures of the final model on the test records: accuracy, or RMSE, MAE and MSE; loss."""
+    reached: Reached | None = None
+    """What it took to reach the target of the comparison; None where it was not reached."""
+    matched: Matched | None = None
+    """To what the noise of its costliest client was matched, if it was."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return {
             "seed": self.seed,
             "run": None if self.folder is None else str(self.folder),
-            "value": _plain(self.value),
+            "value": plain(self.value),
+            "figures": {name: plain(value) for name, value in self.figures.items()},
+            "reached": self.reached and self.reached.to_dict(),
             "privacy": self.privacy and self.privacy.to_dict(),
             "seconds": self.seconds,
             "failed": self.failed,
+            "matched": self.matched and self.matched.to_dict(),
         }
 
 
@@ -87,13 +98,26 @@ class Row:
     @property
     def mean(self) -> float | None:
         """Over the seeds that came to their end."""
-        return statistics.fmean(self.values) if self.values else None
+        return Spread(self.values).mean if self.values else None
 
     @property
     def sd(self) -> float | None:
         """Sample standard deviation; None for a single seed and where a model diverged."""
-        known = len(self.values) > 1 and all(map(math.isfinite, self.values))
-        return statistics.stdev(self.values) if known else None
+        return Spread(self.values).sd if self.values else None
+
+    @property
+    def figures(self) -> dict[str, Spread]:
+        """Every figure that all runs with an end have: accuracy, or RMSE, MAE and MSE; loss."""
+        shared = [name for name in _FIGURES if all(name in run.figures for run in self.done)]
+        return {
+            name: Spread([run.figures[name] for run in self.done]) for name in shared if self.done
+        }
+
+    @property
+    def reached(self) -> dict[str, Spread]:
+        """Over the runs that reached the target: rounds, bytes and seconds; empty without any."""
+        found = [run.reached.to_dict() for run in self.done if run.reached is not None]
+        return {name: Spread([own[name] for own in found]) for name in (found[0] if found else ())}
 
     @property
     def privacy(self) -> PrivacyStatement | None:
@@ -101,19 +125,27 @@ class Row:
         statements = [run.privacy for run in self.done if run.privacy is not None]
         return largest(statements) if statements else None
 
+    @property
+    def matched(self) -> Matched | None:
+        """To what the noise was matched in the costliest of the runs, if it was."""
+        return _costliest(run.matched for run in self.done)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        privacy = self.privacy
+        privacy, matched = self.privacy, self.matched
         return {
             "settings": dict(self.settings),
             "metric": self.metric,
-            "mean": _plain(self.mean),
+            "mean": plain(self.mean),
             "sd": self.sd,
-            "min": _plain(min(self.values, default=None)),
-            "max": _plain(max(self.values, default=None)),
+            "min": plain(min(self.values, default=None)),
+            "max": plain(max(self.values, default=None)),
+            "figures": {name: spread.to_dict() for name, spread in self.figures.items()},
+            "reached": {name: spread.to_dict() for name, spread in self.reached.items()},
             "seeds": [run.seed for run in self.done],
             "privacy": privacy and privacy.to_dict(),
             "statement": None if privacy is None else str(privacy),
+            "matched": matched and matched.to_dict(),
             "failed": {str(seed): why for seed, why in self.failed.items()},
             "runs": [run.to_dict() for run in self.runs],
         }
@@ -139,6 +171,8 @@ class Comparison(Sequence[Row]):
     """Runs that were there already."""
     selection: Selection | None = None
     """What choosing a run by its result leaves out; None where there is nothing to choose from."""
+    target: Target | None = None
+    """The figure whose rounds, bytes and seconds are compared as well; None without one."""
 
     @property
     def metric(self) -> str:
@@ -176,7 +210,7 @@ class Comparison(Sequence[Row]):
 
     def plot(self, path: str | Path) -> None:
         """Draw the rows: a line for each value of the first key over those of the second."""
-        from udpfl.comparison.figure import comparison_figure
+        from udpfl.comparison._figure import comparison_figure
 
         comparison_figure(self, Path(path))
 
@@ -184,6 +218,7 @@ class Comparison(Sequence[Row]):
         """What `udpfl compare --json` prints."""
         return {
             "metric": self.metric,
+            "target": self.target and self.target.to_dict(),
             "keys": list(self.keys),
             "seeds": list(self.seeds),
             "rows": [row.to_dict() for row in self.rows],
@@ -196,10 +231,11 @@ class Comparison(Sequence[Row]):
         }
 
 
-def read_outcome(seed: int, folder: Path) -> SeedRun:
+def read_outcome(seed: int, folder: Path, target: Target | None = None) -> SeedRun:
     """What a finished run folder says, unless its ledger contradicts it.
 
-    A run that ended early is no basis for a mean.
+    A run that ended early is no basis for a mean. The target is that of the comparison: what it
+    took to reach it is read off the rounds, whatever target the run was trained with.
     """
     summary = read_summary(folder, "out")
     if summary is None:
@@ -208,15 +244,26 @@ def read_outcome(seed: int, folder: Path) -> SeedRun:
     checked = check_run(files, files.identity.privacy.kind == "nominal")
     if checked.state == "contradicted":
         return SeedRun(seed, folder, failed=f"its ledger contradicts it: {checked.reasons[0]}")
-    measured = {name: value for name in _FOREMOST if (value := summary.figure(name)) is not None}
-    if not measured:
+    figures = {name: value for name in _FIGURES if (value := summary.figure(name)) is not None}
+    metric = next((name for name in _FOREMOST if name in figures), None)
+    if metric is None:
         return SeedRun(seed, folder, failed=summary.stopped or "nothing was evaluated")
     if summary.stopped:
         return SeedRun(seed, folder, privacy=summary.privacy, failed=summary.stopped)
-    metric, value = next(iter(measured.items()))
-    return SeedRun(seed, folder, metric, value, summary.privacy, summary.seconds)
+    is_claimed = summary.privacy.kind != "none"
+    return SeedRun(
+        seed,
+        folder,
+        metric,
+        figures[metric],
+        summary.privacy,
+        summary.seconds,
+        figures=figures,
+        reached=None if target is None else target.first_reached(files.metrics),
+        matched=_costliest(client.matched for client in files.clients if is_claimed),
+    )
 
 
-def _plain(value: float | None) -> float | str | None:
-    """A number that JSON knows; a model that diverged has "inf" or "nan"."""
-    return value if value is None or math.isfinite(value) else str(value)
+def _costliest(matched: Iterable[Matched | None]) -> Matched | None:
+    known = (own for own in matched if own is not None)
+    return max(known, key=lambda own: own.own.epsilon, default=None)

@@ -8,14 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from udpfl.comparison.folder import ComparisonFolder, comparison_folder, default_folder
+from udpfl.comparison._folder import ComparisonFolder, comparison_folder, default_folder
+from udpfl.comparison._jobs import Job, Progress, Tell
 from udpfl.comparison.grid import Cell, Grid, grid_of, said, short
-from udpfl.comparison.jobs import Job, Progress, Tell
 from udpfl.comparison.outcome import Comparison, Row, SeedRun, read_outcome
 from udpfl.config import Config, load
 from udpfl.errors import InvalidInput
 from udpfl.report import Selection, selection_of, write_comparison, write_report
 from udpfl.report.read import read_runs
+from udpfl.runs.targets import Target
 
 log = logging.getLogger(__name__)
 
@@ -46,9 +47,8 @@ def compare(
 ) -> Comparison:
     """Run every combination of the values in `vary` with every seed, and put them side by side.
 
-    Every run has a folder and a ledger of its own. The same call again, or one with a larger grid
-    over the same base, reads what is finished, goes on with what was interrupted and tries again
-    what failed.
+    The same call again, or one with a larger grid over the same base, reads what is finished, goes
+    on with what was interrupted and tries again what failed.
 
     Guarantee: that of each run by itself. A record pays in every run it takes part in, and whoever
     chooses a run by its result has looked at all of them: `Comparison.selection` has their total.
@@ -80,28 +80,32 @@ def compare(
         [2, 8]
     """
     base = load(config, sections)
-    if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1:
-        raise InvalidInput("jobs", f"must be a whole number >= 1, got {jobs!r}")
+    _require_jobs(jobs)
     grid = grid_of(base, vary or {}, seeds)
     path = Path(out or base.out or default_folder(base, grid.keys))
     with comparison_folder(path, base, grid.keys) as folder:
         placed = _place(folder, grid)
         everything = list({job.folder: job for job in placed.values()}.values())
         waiting = [job for job in everything if not job.finished]
-        found = len(everything) - len(waiting)
-        begun = [job for job in waiting if job.begun]
+        found, begun = len(everything) - len(waiting), [job for job in waiting if job.begun]
         progress = Progress(tell or (lambda *_: None), len(everything), found)
         progress.tell(found, len(everything), "")
         try:
             _train_all(waiting, jobs, progress)
         except KeyboardInterrupt:
-            done = sum(job.finished for job in everything)
-            raise ComparisonInterrupted(path, done, len(everything)) from None
-        rows = _rows(grid, placed, progress.failed)
+            done = [job for job in everything if job.finished]
+            raise ComparisonInterrupted(path, len(done), len(everything)) from None
+        target = Target.of(base)
+        rows = _rows(grid, placed, progress.failed, target)
         selection = _selection(folder, everything)
         _report(folder, [job.folder for job in everything if job.finished], rows, selection)
     trained, resumed = (sum(job.finished for job in jobs) for jobs in (waiting, begun))
-    return Comparison(rows, grid.keys, grid.seeds, path, trained, resumed, found, selection)
+    return Comparison(rows, grid.keys, grid.seeds, path, trained, resumed, found, selection, target)
+
+
+def _require_jobs(jobs: int) -> None:
+    if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1:
+        raise InvalidInput("jobs", f"must be a whole number >= 1, got {jobs!r}")
 
 
 def _place(folder: ComparisonFolder, grid: Grid) -> dict[tuple[int, int], Job]:
@@ -118,7 +122,7 @@ def _place(folder: ComparisonFolder, grid: Grid) -> dict[tuple[int, int], Job]:
 
 def _train_all(waiting: Sequence[Job], jobs: int, progress: Progress) -> None:
     if jobs > 1 and len(waiting) > 1:
-        from udpfl.comparison.workers import train_side_by_side
+        from udpfl.comparison._workers import train_side_by_side
 
         train_side_by_side(waiting, jobs, progress)
         return
@@ -128,24 +132,29 @@ def _train_all(waiting: Sequence[Job], jobs: int, progress: Progress) -> None:
 
 
 def _rows(
-    grid: Grid, placed: Mapping[tuple[int, int], Job], failed: Mapping[Path, str]
+    grid: Grid,
+    placed: Mapping[tuple[int, int], Job],
+    failed: Mapping[Path, str],
+    target: Target | None,
 ) -> tuple[Row, ...]:
     return tuple(
-        _row(cell, grid, {seed: placed.get((number, seed)) for seed in grid.seeds}, failed)
+        _row(cell, {seed: placed.get((number, seed)) for seed in grid.seeds}, failed, target)
         for number, cell in enumerate(grid.cells)
     )
 
 
 def _row(
-    cell: Cell, grid: Grid, placed: Mapping[int, Job | None], failed: Mapping[Path, str]
+    cell: Cell,
+    placed: Mapping[int, Job | None],
+    failed: Mapping[Path, str],
+    target: Target | None,
 ) -> Row:
     runs = []
-    for seed in grid.seeds:
-        job = placed[seed]
+    for seed, job in placed.items():
         if job is None:
             runs.append(SeedRun(seed, None, failed=str(cell.refused)))
         elif job.finished:
-            runs.append(read_outcome(seed, job.folder))
+            runs.append(read_outcome(seed, job.folder, target))
         else:
             runs.append(SeedRun(seed, job.folder, failed=failed.get(job.folder, "not finished")))
     return Row(cell.settings, tuple(runs))

@@ -45,7 +45,10 @@ def _comment(text: str) -> list[str]:
 
 
 def _assignment(name: str, value: Any) -> str:
-    return f"{name} = {{}}" if value == {} else tomli_w.dumps({name: value}).strip()
+    if not isinstance(value, dict):
+        return tomli_w.dumps({name: value}).strip()
+    inner = ", ".join(_assignment(key, own) for key, own in value.items())
+    return f"{name} = {{ {inner} }}" if inner else f"{name} = {{}}"
 
 
 @functools.cache
@@ -79,6 +82,8 @@ def allowed(field: Mapping[str, Any], noun: str = "a {}") -> str:
         case {"type": "array", "items": items}:
             kind = "a list" if not field.get("minItems") else "a non-empty list"
             return f"{kind} of {allowed(items, noun='{}s')}"
+        case {"propertyNames": {"enum": names}, "maxProperties": 1}:
+            return f"a table with one number, called {' or '.join(names)}"
         case {"minimum": low, "maximum": high} if low == high:
             return str(low)
         case {"type": "integer" | "number" as kind}:

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from udpfl.config.documents import allowed, known_keys
-from udpfl.config.section import refusal
+from udpfl.config.section import Unknown, refusal
 from udpfl.errors import InvalidInput
 
 # What other libraries call our keys.
@@ -19,7 +19,7 @@ SYNONYMS = {
     "clip_norm": "privacy.clip",
     "dataset": "data.name",
     "eps": "privacy.epsilon",
-    "epochs": "training.local_steps",
+    "epochs": "training.local_epochs",
     "fraction_fit": "training.clients_per_round",
     "gpu": "device",
     "lr": "training.learning_rate",
@@ -66,7 +66,7 @@ def _unknown(key: str, value: Any) -> Iterator[tuple[str, str]]:
         for name, inner in value.items():
             yield from _unknown(f"{key}.{name}", inner)
         return
-    yield key, f"unknown key (value {value!r}); {hint(key)}"
+    yield key, Unknown(f"unknown key (value {value!r}); {hint(key)}")
 
 
 def hint(key: str) -> str:

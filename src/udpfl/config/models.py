@@ -15,9 +15,19 @@ from pydantic import (
 )
 
 from udpfl.accounting import Accountant, Accounting, Norm
+from udpfl.accounting.accountant import PAPER_IS_NOMINAL
 from udpfl.accounting.events import Unit
 from udpfl.accounting.pacing import Pace
-from udpfl.config.section import Count, Fraction, Options, Positive, Section, Several, Text
+from udpfl.config.section import (
+    Count,
+    Fraction,
+    Goal,
+    Options,
+    Positive,
+    Section,
+    Several,
+    Text,
+)
 
 T = TypeVar("T")
 
@@ -112,7 +122,7 @@ class ModelConfig(Section):
 class PrivacyConfig(Section):
     """Budgets and noise; write privacy = "none" instead of this section to turn privacy off.
 
-    A list of mechanisms, budgets or clips is assigned to the clients in turn.
+    A list of mechanisms, budgets, references or clips is assigned to the clients in turn.
     """
 
     mechanism: Text | Annotated[list[Text], Several] = Field(
@@ -126,13 +136,28 @@ class PrivacyConfig(Section):
     delta: Fraction | Annotated[list[Fraction], Several] = Field(
         default=1e-5, description="Budget of each client over all rounds: delta; 0 for pure DP."
     )
+    harmonize: Literal["budget", "match"] = Field(
+        default="budget",
+        description="What decides the noise of a client: its budget, or with 'match' a reference "
+        "Gaussian. In no release does matched noise leak more than the reference, at any Rényi "
+        "order.",
+    )
+    reference: Positive | Annotated[list[Positive], Several] | None = Field(
+        default=None,
+        description="match: noise multiplier of the reference Gaussian, which is its standard "
+        "deviation divided by the clip. If not set, the smallest that keeps the budget of the "
+        "client by Rényi divergences.",
+        examples=[1.5],
+    )
     accounting: Accounting = Field(
         default="vector",
         description="'vector' gives a guarantee; 'scalar', as in the paper, is nominal only.",
     )
     accountant: Accountant = Field(
         default="best",
-        description="Rényi divergences, privacy-loss distributions, or the tighter of the two.",
+        description="Rényi divergences, privacy-loss distributions, or 'best', the tighter of the "
+        "two. With accounting = 'scalar' also 'paper', the paper's own; the number of such a run "
+        "is stated by the accountant that planned it.",
     )
     clip: Positive | Annotated[list[Positive], Several] = Field(
         default=1.0,
@@ -158,12 +183,23 @@ class PrivacyConfig(Section):
     pace: Pace = Field(
         default="uniform",
         description="How the budget is spread over the rounds: evenly, increasing from round to "
-        "round, or decaying.",
+        "round, decaying, or with 'plateau' following results: the noise falls when they stop "
+        "improving. That needs a shared ledger, whose filter adds up such releases.",
     )
     pace_ratio: float = Field(
         default=2.0,
         ge=1,
-        description="increasing, decaying: the largest noise of a round divided by the smallest.",
+        description="increasing, decaying, plateau: the largest noise of a round divided by the "
+        "smallest.",
+    )
+    pace_patience: Count = Field(
+        default=3,
+        description="plateau: number of rounds without improvement after which the noise falls.",
+    )
+    pace_follows: Literal["loss", "update"] = Field(
+        default="loss",
+        description="plateau: what has to improve: the loss on the public records (data.public), "
+        "or the length of the step that a round takes the model.",
     )
     unit: Unit = Field(
         default="record",
@@ -227,13 +263,52 @@ class PrivacyConfig(Section):
                 f"a run {why} is not private, so it cannot be charged to the shared ledger "
                 f"{self.ledger!r}",
             )
-        if self.ledger is not None and self.accounting == "vector" and self.accountant != "best":
+        if self.accountant == "paper" and self.accounting != "scalar":
+            yield "privacy.accountant", PAPER_IS_NOMINAL
+        elif self.ledger is not None and self.accounting == "vector" and self.accountant != "best":
             yield (
                 "privacy.accountant",
                 "a shared ledger adds up runs with its own filter, not with another accountant: "
                 'leave it at "best"',
             )
+        if self.enabled and self.pace == "plateau" and self.accounting == "scalar":
+            yield (
+                "privacy.pace",
+                '"plateau" is planned by the filter of the ledger, which states a guarantee: set '
+                'privacy.accounting = "vector"',
+            )
+        elif self.enabled and self.pace == "plateau" and self.ledger is None:
+            yield (
+                "privacy.pace",
+                'with "plateau" noise depends on results, and only the filter of a shared ledger '
+                "adds up such releases: set privacy.ledger as well",
+            )
+        if self.harmonize == "match":
+            yield from self._unmatched()
         yield from self._unused("privacy")
+
+    def _unmatched(self) -> Iterator[tuple[str, str]]:
+        """What does not go with noise that is matched."""
+        deltas = self.delta if isinstance(self.delta, list) else [self.delta]
+        if 0 in deltas:
+            yield (
+                "privacy.delta",
+                "0 means pure DP, but the Gaussian that noise is matched to has no pure-DP "
+                'guarantee: set it above 0, or set privacy.harmonize = "budget"',
+            )
+        if self.pace != "uniform":
+            yield (
+                "privacy.pace",
+                "spreads a budget over the rounds, but with privacy.harmonize = "
+                '"match" every round has the noise that matches its reference: leave it at '
+                '"uniform"',
+            )
+        if self.reference is not None and self.exhausted == "fit":
+            yield (
+                "privacy.exhausted",
+                '"fit" changes the noise, but privacy.reference decides it: use "refuse" or '
+                '"skip", or leave privacy.reference out',
+            )
 
 
 class TrainingConfig(Section):
@@ -251,14 +326,30 @@ class TrainingConfig(Section):
     )
     local_steps: Count = Field(
         default=1,
-        description="Steps of a client in a round. Each step is one noisy release; with "
-        "privacy.unit = 'client' all steps together are one release.",
+        description="Steps of a client in a round, each on a sample of its own. Each step is one "
+        "noisy release; with privacy.unit = 'client' all steps together are one release.",
+    )
+    local_epochs: Count | None = Field(
+        default=None,
+        description="Epochs of a client in a round, in place of local_steps: passes over all "
+        "batches of a sample, with one step for each batch. A record takes part in one noisy "
+        "release of every epoch.",
+        examples=[2],
+    )
+    batches: Count = Field(
+        default=1,
+        description="local_epochs: number of batches that a sample is split into at random.",
+    )
+    sample_per: Literal["round", "epoch"] = Field(
+        default="round",
+        description="local_epochs: draw one sample for all epochs of a round, or a new one for "
+        "each epoch, which needs less noise as a rule.",
     )
     sampling_rate: float = Field(
         default=0.5,
         gt=0,
         le=1,
-        description="Probability that a record takes part in a step. A smaller one needs less "
+        description="Probability that a record takes part in a sample. A smaller one needs less "
         "noise with privacy.unit = 'record', but not with 'client'.",
     )
     learning_rate: Positive = Field(default=2.0, description="Learning rate of the clients.")
@@ -299,6 +390,12 @@ class TrainingConfig(Section):
         default=0.9, description="Decay of the moving average of the global model; 0 turns it off."
     )
     evaluate_every: Count = Field(default=1, description="Evaluate the model every so many rounds.")
+    target: Goal | None = Field(
+        default=None,
+        description="A figure on the test records, and the value that it has to reach: the results "
+        "say after how many rounds, bytes and seconds it was there. The training goes on.",
+        examples=[{"accuracy": 0.9}],
+    )
     checkpoint_every: Count = Field(
         default=1, description="Write a checkpoint every so many rounds."
     )
@@ -314,8 +411,32 @@ class TrainingConfig(Section):
     memory: Count = Field(default=2048, description="Memory for per-record gradients, in MiB.")
     options: Options = Field(default={}, description="Settings of the method.")
 
+    @property
+    def steps(self) -> int:
+        """Steps of one training: the local steps, or all batches of all epochs."""
+        return (self.local_epochs or self.local_steps) * self.batches
+
+    @property
+    def passes(self) -> int:
+        """Epochs that look at the same sample."""
+        return self.local_epochs or 1 if self.sample_per == "round" else 1
+
     def _problems(self) -> Iterator[tuple[str, str]]:
+        accuracy = (self.target or {}).get("accuracy", 1.0)
+        if not 0 < accuracy <= 1:
+            yield "training.target", f"an accuracy lies above 0, up to 1, got {accuracy!r}"
         yield from self._unused("training")
+        if self.local_epochs is not None and self.local_steps != 1:
+            yield (
+                "training.local_steps",
+                f"{self.local_steps} has no effect with training.local_epochs, whose steps are its "
+                "epochs times training.batches; remove one of the two",
+            )
+        if self.local_epochs == 1 and self.sample_per == "epoch":
+            yield (
+                "training.sample_per",
+                "'epoch' has no effect with a single epoch; leave it at 'round'",
+            )
 
 
 def _from_word(privacy: Any) -> Any:
@@ -378,6 +499,13 @@ class Config(Section):
                 "training.clients_per_round",
                 f"must be at most data.clients = {clients}, got {picked}",
             )
+        privacy = self.privacy
+        if privacy.pace == "plateau" and privacy.pace_follows == "loss" and not self.data.public:
+            yield (
+                "privacy.pace_follows",
+                "the loss is that of public records: set data.public to set some aside, or set "
+                'privacy.pace_follows = "update"',
+            )
         if self.data.block is not None and self.privacy.ledger is None:
             yield "data.block", "needs a shared ledger: set privacy.ledger as well"
         epsilon = self.privacy.epsilon
@@ -400,7 +528,7 @@ class Config(Section):
                 "record_updates",
                 f"must be at most training.rounds = {rounds}, got {max(self.record_updates)}",
             )
-        for name in ("mechanism", "epsilon", "delta", "clip"):
+        for name in ("mechanism", "epsilon", "delta", "clip", "reference"):
             dealt = getattr(self.privacy, name)
             if isinstance(dealt, list) and len(dealt) > clients:
                 yield (

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from udpfl.config.unused import unused_keys
-from udpfl.errors import InvalidInput
+from udpfl.errors import InvalidInput, UnknownKey
 
 
 def _plain(value: Any) -> Any:
@@ -29,6 +29,10 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 Text = Annotated[str, Field(min_length=1)]
 Several = Field(min_length=1)
 Options = Annotated[dict[str, Any], AfterValidator(_plain)]
+Metric = Literal["accuracy", "loss", "mae", "mse", "rmse"]
+"""A figure of the model on the test records."""
+Goal = Annotated[dict[Metric, float], Field(min_length=1, max_length=1)]
+"""One metric, and the value that it has to reach."""
 
 
 class Section(BaseModel):
@@ -55,4 +59,9 @@ class Section(BaseModel):
 def refusal(problems: Iterable[tuple[str, str]]) -> InvalidInput:
     """All problems in one error, under the name of the first."""
     (key, message), *others = problems
-    return InvalidInput(key, "; ".join([message, *(f"{k}: {why}" for k, why in others)]))
+    kind = UnknownKey if isinstance(message, Unknown) else InvalidInput
+    return kind(key, "; ".join([message, *(f"{k}: {why}" for k, why in others)]))
+
+
+class Unknown(str):
+    """What is said of a key that no configuration has."""

@@ -35,9 +35,16 @@ NEEDS: dict[str, dict[str, Need]] = {
     "privacy": {
         "clip_rate": Need("clip_quantile"),
         "clip_share": Need("clip_quantile"),
-        "pace_ratio": Need("pace", ("increasing", "decaying")),
+        "reference": Need("harmonize", ("match",)),
+        "pace_ratio": Need("pace", ("increasing", "decaying", "plateau")),
+        "pace_patience": Need("pace", ("plateau",)),
+        "pace_follows": Need("pace", ("plateau",)),
     },
-    "training": {"final_learning_rate": Need("schedule", ("linear", "cosine"))},
+    "training": {
+        "final_learning_rate": Need("schedule", ("linear", "cosine")),
+        "batches": Need("local_epochs"),
+        "sample_per": Need("local_epochs"),
+    },
 }
 
 

@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+from udpfl.data._pictures import picture_files
 from udpfl.data.formats import Checksum, File, Format, Part, Pictures, Source, Version
-from udpfl.data.pictures import picture_files
 from udpfl.errors import InvalidInput
 
 Status = Literal["ok", "missing", "changed", "no published checksum"]

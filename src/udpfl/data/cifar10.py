@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from udpfl.data.coded import arrays, decoded
+from udpfl.data._coded import arrays, decoded
+from udpfl.data._images import folders, not_found, scaled
+from udpfl.data._pickled import unpickled
 from udpfl.data.formats import Download, Format, Source, described_by, md5, sha256
-from udpfl.data.images import folders, not_found, scaled
 from udpfl.data.options import known
-from udpfl.data.pickled import unpickled
 from udpfl.data.records import Array, DataSet, Records
 from udpfl.errors import InvalidInput
 

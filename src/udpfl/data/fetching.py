@@ -18,9 +18,9 @@ from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, OpenerDirector, Request, build_opener
 
 from udpfl._version import __version__
+from udpfl.data._unpacking import unpack
 from udpfl.data.checking import digest_of, findings, presences
 from udpfl.data.formats import Download, File, Format, Source
-from udpfl.data.unpacking import unpack
 from udpfl.errors import InvalidInput, UdpflError
 
 Progress = Callable[[str, int, int | None], None]

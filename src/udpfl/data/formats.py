@@ -108,6 +108,13 @@ class Source:
     by_hand: tuple[str, ...] = ()
     """What to do where there is no direct download; `{folder}` stands for its folder."""
 
+    is_benchmark: bool = False
+    """Whether everybody knows its sizes and labels, so that nothing is assumed about them."""
+    is_own: bool = False
+    """Whether it reads a user's own file: labels and test records are not public by themselves."""
+    takes: tuple[str, ...] = ()
+    """Keys of the section `data` that its loader reads as options as well."""
+
     @property
     def fetched(self) -> Format | None:
         """The format that a download gives, if there is one."""

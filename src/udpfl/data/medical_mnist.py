@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from udpfl.data import pictures
-from udpfl.data.coded import arrays
+from udpfl.data import _pictures
+from udpfl.data._coded import arrays
+from udpfl.data._images import data_set, folders, not_found, side
 from udpfl.data.formats import Download, Format, Pictures, Source, described_by, md5, sha256
-from udpfl.data.images import data_set, folders, not_found, side
 from udpfl.data.options import known
 from udpfl.data.records import Array, DataSet
 from udpfl.errors import InvalidInput
@@ -121,9 +121,9 @@ def _from_folders(place: Path, size: int) -> tuple[Array, Array]:
     for name in CLASSES:
         if not (place / name).is_dir():
             raise InvalidInput("data.dir", f"{place} has no folder {name}, one of the six classes")
-        files.append(pictures.picture_files(place / name))
+        files.append(_pictures.picture_files(place / name))
         if not files[-1]:
             raise InvalidInput("data.dir", f"{place / name} holds no JPEG or PNG files")
     everything = [path for paths in files for path in paths]
     labels = np.repeat(np.arange(len(CLASSES), dtype=np.uint8), [len(paths) for paths in files])
-    return pictures.read(everything, side=size, colour="grey", filter_="lanczos"), labels
+    return _pictures.read(everything, side=size, colour="grey", filter_="lanczos"), labels

@@ -50,6 +50,7 @@ _MIRRORS = (
 )
 SOURCE = Source(
     name="mnist",
+    is_benchmark=True,
     title="MNIST, handwritten digits",
     samples="60,000 + 10,000 test, grey 28×28, 10 classes",
     licence="usually stated as CC BY-SA 3.0",

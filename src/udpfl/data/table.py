@@ -44,6 +44,8 @@ SOURCE = Source(
     homepage="",
     citation="",
     anywhere="wherever data.options.path says",
+    is_own=True,
+    takes=("by", "task"),
     by_hand=(
         "Name your CSV file in the configuration: data.options.path, with data.options.target for "
         "the column to predict.",

@@ -29,10 +29,10 @@ from typing import Any
 
 import numpy as np
 
-from udpfl.data import pictures
-from udpfl.data.coded import arrays, decoded
+from udpfl.data import _pictures
+from udpfl.data._coded import arrays, decoded
+from udpfl.data._images import choice, data_set, folders, not_found, side
 from udpfl.data.formats import Format, Pictures, Source, described_by, sha256
-from udpfl.data.images import choice, data_set, folders, not_found, side
 from udpfl.data.options import known
 from udpfl.data.records import Array, DataSet
 
@@ -116,7 +116,7 @@ def _read(places: tuple[Path, ...], size: int) -> tuple[Array, dict[str, Array]]
             )
             return decoded(found.pop("coded")), found
     for place in places:
-        files = pictures.picture_files(place) if place.is_dir() else []
+        files = _pictures.picture_files(place) if place.is_dir() else []
         labelled = [(path, labels) for path in files if (labels := _labels(path.name))]
         if not labelled:
             continue
@@ -128,7 +128,7 @@ def _read(places: tuple[Path, ...], size: int) -> tuple[Array, dict[str, Array]]
             )
         paths, rows = zip(*labelled, strict=True)
         columns = np.array(rows, dtype=np.uint8).T.copy()
-        pixels = pictures.read(paths, side=size, colour="rgb", filter_="bicubic")
+        pixels = _pictures.read(paths, side=size, colour="rgb", filter_="bicubic")
         return pixels, dict(zip(facts, columns, strict=True))
     wanted = f"{compact} or pictures named like 26_1_2_20170116194536117.jpg.chip.jpg"
     raise not_found("utkface", places, wanted)

@@ -10,6 +10,7 @@ except ImportError:
 from udpfl.engine.clipping import BallClipper, Clipper, NormClipper, Unclipped
 from udpfl.engine.lanes import LaneModel, Loss
 from udpfl.engine.noise import MechanismNoiser, Noiseless, Noiser
+from udpfl.engine.randomising import RandomisingNoiser
 from udpfl.engine.randomness import Entropy, Key, Keyed, PrivateStream
 from udpfl.engine.training import Correct, Lanes, Limits, Trained, train_round
 
@@ -29,6 +30,7 @@ __all__ = [
     "Noiser",
     "NormClipper",
     "PrivateStream",
+    "RandomisingNoiser",
     "Trained",
     "Unclipped",
     "train_round",

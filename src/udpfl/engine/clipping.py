@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from udpfl.engine.gradients import Gradients
+from udpfl.engine._gradients import Gradients
 from udpfl.errors import InvalidInput, Unsupported
 from udpfl.sensitivity import Norm, Sensitivity
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from udpfl.engine._precision import full_precision
 from udpfl.engine.clipping import NormClipper
 from udpfl.engine.lanes import LaneModel
-from udpfl.engine.precision import full_precision
 from udpfl.engine.randomness import Key, PrivateStream, poisson_indices
 from udpfl.engine.training import Lanes, Limits, gathered, widths_of
 from udpfl.errors import Unsupported

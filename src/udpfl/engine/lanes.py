@@ -19,14 +19,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from udpfl.engine._gradients import BookKept, Gradients, Layout, WrittenOut
+from udpfl.engine._modes import DROPOUT, drop_nothing, evaluating
+from udpfl.engine._operators import Operators, Seen
+from udpfl.engine._taps import TappedLayers, uncovered
+from udpfl.engine._trial import tried
+from udpfl.engine._widths import SingleRows, Widths, random_records
 from udpfl.engine.generators import restored
-from udpfl.engine.gradients import BookKept, Gradients, Layout, WrittenOut
 from udpfl.engine.memory import first_line
-from udpfl.engine.modes import DROPOUT, drop_nothing, evaluating
-from udpfl.engine.operators import Operators, Seen
-from udpfl.engine.taps import TappedLayers, uncovered
-from udpfl.engine.trial import tried
-from udpfl.engine.widths import SingleRows, Widths, random_records
 from udpfl.errors import Unsupported
 
 log = logging.getLogger(__name__)

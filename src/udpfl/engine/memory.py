@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from udpfl.engine._rows import CALM, ROWS, Rows, rows_from
 from udpfl.engine.generators import USE_TORCH, Answer, answered
-from udpfl.engine.rows import CALM, ROWS, Rows, rows_from
 from udpfl.errors import InvalidInput, Unsupported
 
 if TYPE_CHECKING:

@@ -117,7 +117,8 @@ def _common(call: Call) -> tuple[object, ...]:
         [_form(tensor) for tensor in tensors],
         {name: _form(tensor) for name, tensor in lanes.state.items()},
         (type(clipper), norm, type(lanes.noiser), call.correct is None),
-        (max(lanes.steps), call.stream, call.round, lanes.first_step, lanes.apart),
+        (max(lanes.steps), lanes.batches, lanes.epochs, lanes.first_step, lanes.apart),
+        (call.stream, call.round),
     )
 
 
@@ -142,6 +143,8 @@ def _merge(calls: Sequence[Call]) -> Call:
         clipper=_merge_clippers([own.clipper for own in every]),
         noiser=_merge_noisers([own.noiser for own in every]),
         state=state,
+        batches=every[0].batches,
+        epochs=every[0].epochs,
         first_step=every[0].first_step,
         apart=every[0].apart,
     )

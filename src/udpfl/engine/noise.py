@@ -1,23 +1,26 @@
-"""Noisers: add a mechanism's noise to every coordinate of a clipped sum, on its device."""
+"""Noisers: add a mechanism's noise to a clipped sum, on its device."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import groupby
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from udpfl.engine.randomness import Key, PrivateStream, Words
 from udpfl.errors import InvalidInput
-from udpfl.mechanisms import Mechanism
-from udpfl.mechanisms.arrays import to_unit
+from udpfl.mechanisms import Gaussian, Laplace, Mechanism, Radial
+from udpfl.mechanisms.arrays import Floats, to_unit
 from udpfl.mechanisms.grid import SECOND_WORD, grid_of
 
 _COLUMNS = 1 << 17
 """Columns of noise that a CPU draws at once. A lane's noise depends on this and on its key, and not
 on how many lanes there are."""
+_BLUR = Laplace(1.0)
 
 
 class Noiser(ABC):
@@ -36,7 +39,8 @@ class Noiser(ABC):
         """Noisy sums [L, d]. An empty batch gets the same noise as any other.
 
         Guarantee: noise is added in double and the result rounded to the grid of its mechanism
-        (`mechanisms.grid`) before it becomes float32.
+        (`mechanisms.grid`) before it becomes float32. Noise of whole vectors (`Radial`) comes with
+        Laplace noise of one step of the grid on top of it.
         """
 
 
@@ -84,14 +88,60 @@ def _add(mechanism: Mechanism, sums: Tensor, noisy: Tensor, words: Sequence[Word
     grid = grid_of(mechanism)
     in_units = mechanism.scaled(1 / grid)  # a power of two: exact
     lanes, columns = sums.shape
-    size = max(1, min(columns, _COLUMNS) if sums.device.type == "cpu" else columns)
+    size = _block(mechanism, sums)
     room = torch.empty(3, lanes, size, dtype=torch.float64, device=sums.device)
     for start in range(0, columns, size):
         part = slice(start, min(start + size, columns))
         signed, spare, bits = room[..., : part.stop - start]
         _draw_uniform(words, bits.view(torch.int64), signed, spare)
-        noisy[:, part] = in_units.draw(signed).add_(sums[:, part], alpha=1 / grid).round_()
+        if isinstance(in_units, Radial):
+            noise = _draw_vectors(in_units, words, bits.view(torch.int64), signed, spare)
+        else:
+            noise = in_units.draw(signed)
+        noisy[:, part] = noise.add_(sums[:, part], alpha=1 / grid).round_()
     noisy *= grid
+
+
+def _block(mechanism: Mechanism, sums: Tensor) -> int:
+    """Columns that are drawn at once; vectors are not cut."""
+    columns = sums.shape[1]
+    size = max(1, min(columns, _COLUMNS) if sums.device.type == "cpu" else columns)
+    if not isinstance(mechanism, Radial):
+        return size
+    dimension = mechanism.dimension
+    if columns % dimension:
+        raise InvalidInput(
+            "dimension",
+            f"{mechanism.name} noise is for vectors of {dimension:,} coordinates, got {columns:,}",
+        )
+    return dimension * max(1, size // dimension)
+
+
+def _draw_vectors(
+    noise: Radial, words: Sequence[Words], bits: Tensor, signed: Tensor, spare: Tensor
+) -> Tensor:
+    """Noise of whole vectors, side by side in each lane, from uniform numbers in its place.
+
+    Their coordinates share a radius, so the rounding of one shows in all of them. Independent
+    Laplace noise of one unit on top of it, less than a hundred-thousandth of the variance, blurs
+    every coordinate by itself: docs/mathematics.md, section 9.
+    """
+    vectors = signed.unflatten(1, (-1, noise.dimension))
+    count, device = vectors.shape[1], signed.device
+    radii = [noise.radii(count, partial(_uniform, own, device)) for own in words]
+    directed = noise.directed(vectors, torch.from_numpy(np.stack(radii)).to(device))
+    blur = torch.empty_like(signed)
+    _draw_uniform(words, bits, blur, spare)
+    return directed.flatten(1).add_(_BLUR.draw(blur))
+
+
+def _uniform(words: Words, device: torch.device, count: int) -> Floats:
+    """Uniform numbers in [-1, 1], never 0, of two words each."""
+    both = torch.empty(2, count, dtype=torch.int64, device=device)
+    words(both)
+    drawn = (both[0].double() + _fraction(both[1])) * 2.0**-63
+    numbers: Floats = drawn.cpu().numpy()
+    return numbers
 
 
 def _draw_uniform(words: Sequence[Words], bits: Tensor, signed: Tensor, spare: Tensor) -> None:
@@ -125,6 +175,14 @@ def _draw_uniform(words: Sequence[Words], bits: Tensor, signed: Tensor, spare: T
 def _fraction(words: Tensor) -> Tensor:
     """Uniform numbers that are never 0 or 1, however they are rounded."""
     return words.double().mul_(2.0**-64 * (1 - 2.0**-50)).add_(0.5)
+
+
+def draw_normal(words: Words, like: Tensor) -> Tensor:
+    """Standard normal numbers, as many as a vector in double has, from the words of one key."""
+    signed, spare, bits = torch.empty(3, 1, len(like), dtype=torch.float64, device=like.device)
+    _draw_uniform([words], bits.view(torch.int64), signed, spare)
+    drawn: Tensor = Gaussian(1.0).draw(signed)
+    return drawn[0]
 
 
 class Noiseless(Noiser):

@@ -174,3 +174,26 @@ def poisson_samples(
     for lane, sample in zip(drawn, pool[places].split(counts), strict=True):
         samples[lane] = sample
     return samples
+
+
+def random_batches(
+    stream: PrivateStream, keys: Sequence[Key], samples: Sequence[Tensor], count: int
+) -> list[list[Tensor]]:
+    """Every lane's sample split into `count` batches: for each batch the records of each lane.
+
+    Guarantee: a record is in exactly one batch. A draw of its own decides which, uniform to 2^-64,
+    so adding or removing another record changes nothing about it.
+    """
+    if count == 1:
+        return [list(samples)]
+    batches: list[list[Tensor]] = [[] for _ in range(count)]
+    for key, sample in zip(keys, samples, strict=True):
+        words = torch.empty_like(sample, dtype=torch.int64)
+        if len(sample):
+            stream.words(key, sample.device)(words)
+        places = words.remainder(count)
+        sizes = places.bincount(minlength=count).tolist()
+        parts = sample[places.argsort(stable=True)].split(sizes)
+        for batch, part in zip(batches, parts, strict=True):
+            batch.append(part)
+    return batches

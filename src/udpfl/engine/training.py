@@ -12,13 +12,13 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from udpfl.engine.allocation import keep_freed_memory
+from udpfl.engine._allocation import keep_freed_memory
+from udpfl.engine._precision import DoubleSum, full_precision
+from udpfl.engine._widths import SingleRows, Widths
 from udpfl.engine.clipping import LARGEST_BATCH, LONGEST_PASS, Clipped, Clipper
 from udpfl.engine.lanes import LaneModel
 from udpfl.engine.noise import Noiser
-from udpfl.engine.precision import DoubleSum, full_precision
-from udpfl.engine.randomness import Key, PrivateStream, poisson_samples
-from udpfl.engine.widths import SingleRows, Widths
+from udpfl.engine.randomness import Key, PrivateStream, poisson_samples, random_batches
 from udpfl.errors import Unsupported
 
 T = TypeVar("T")
@@ -38,12 +38,17 @@ class Lanes:
     """Indices of each lane's records in the data tensors."""
     rates: tuple[float, ...]
     denominators: Tensor
-    """rate * declared public size: what the noisy sum is divided by [L]."""
+    """rate * declared public size / batches: what the noisy sum is divided by [L]."""
     learning_rates: Tensor
     steps: tuple[int, ...]
+    """Of each lane, whole samples: a sample has `epochs * batches` steps."""
     clipper: Clipper
     noiser: Noiser
     state: LaneState = field(default_factory=dict)
+    batches: int = 1
+    """Into how many a sample is split at random, the same way in every epoch."""
+    epochs: int = 1
+    """Passes over the batches of a sample, before another one is drawn."""
     first_step: int = 0
     """Number of the first step in its round, so that no two steps share a random key."""
     apart: bool = False
@@ -116,8 +121,10 @@ def train_round(
 ) -> Trained:
     """Train every lane for its number of steps, from parameters [L, d].
 
-    Guarantee: every use of a record is one release per step of its lane, of the form that
-    `lanes.clipper` and `lanes.noiser` declare, on a fresh Poisson sample, whatever the batch holds.
+    Guarantee: every use of a record is a release of the form that `lanes.clipper` and
+    `lanes.noiser` declare, one per step of its lane whatever the batch holds. Records are drawn by
+    Poisson sampling, once for `lanes.epochs` epochs. A record of the sample is in one batch, which
+    nothing but a draw of its own decides, so it takes part in one release of each of the epochs.
     """
     stacks = [slice(start, start + limits.lanes) for start in range(0, len(lanes), limits.lanes)]
     workers = min(limits.workers, len(stacks)) if model.reentrant else 1
@@ -170,7 +177,7 @@ class _Part:
         lanes, device = self.lanes, parameters.device
         parameters = parameters.contiguous()  # as widths are tried
         # Every index set of the round is drawn before its first step.
-        batches = [_draw(lanes, self.round, step, self.stream) for step in range(max(lanes.steps))]
+        batches = _drawn_batches(lanes, self.round, self.stream)
         clipped, ratios = (torch.zeros(len(lanes), device=device) for _ in range(2))
         steps = torch.tensor(lanes.steps, device=device)
         noise_size = lanes.noiser.std(device) * self.model.layout.dimension**0.5
@@ -233,8 +240,19 @@ class _Part:
         )
 
 
+def _drawn_batches(lanes: Lanes, round_: int, stream: PrivateStream) -> list[list[Tensor]]:
+    """The records of every step and lane; a step without any is a step as well."""
+    found: list[list[Tensor]] = []
+    while len(found) < max(lanes.steps):
+        step = len(found)
+        samples = _draw(lanes, round_, step, stream)
+        keys = _keys(lanes, round_, step, "batches")
+        found += random_batches(stream, keys, samples, lanes.batches) * lanes.epochs
+    return found
+
+
 def _draw(lanes: Lanes, round_: int, step: int, stream: PrivateStream) -> list[Tensor]:
-    """The Poisson samples of one step; a lane that is done draws nothing."""
+    """The Poisson samples of which this step is the first; a lane that is done draws nothing."""
     keys = _keys(lanes, round_, step, "sampling")
     records = [
         records if step < own else records[:0]

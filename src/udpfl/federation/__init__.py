@@ -5,11 +5,12 @@ from udpfl.federation.client import InProcessClients, LocalClient
 from udpfl.federation.local_training import Trainer
 from udpfl.federation.loop import train
 from udpfl.federation.observers import Observer
-from udpfl.federation.outcome import Run
 from udpfl.federation.plan import ReleasePlan
 from udpfl.federation.protection import Protection
 from udpfl.federation.request import Answers, Request
+from udpfl.federation.result import Run
 from udpfl.federation.run import run
+from udpfl.federation.selection import Selection
 from udpfl.federation.server import Server
 from udpfl.federation.setup import Setup
 from udpfl.federation.stages import Stage
@@ -27,6 +28,7 @@ __all__ = [
     "Request",
     "Run",
     "RunFolder",
+    "Selection",
     "Server",
     "Setup",
     "Stage",

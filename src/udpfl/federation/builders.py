@@ -20,19 +20,20 @@ from udpfl.algorithms import BUILT_IN as ALGORITHMS
 from udpfl.algorithms import Algorithm, ServerStep, Terms
 from udpfl.config import Config
 from udpfl.data import BUILT_IN as DATA
-from udpfl.data import DataSet, as_dataset
+from udpfl.data import DataSet, Source, as_dataset
 from udpfl.data.records import Array, Task
+from udpfl.data.table import SOURCE as TABLE
 from udpfl.engine import LaneModel, Loss
 from udpfl.errors import InvalidInput
-from udpfl.federation.features import FixedPart
-from udpfl.federation.learning_rate import learning_rate
+from udpfl.federation._fixed_part import FixedPart
+from udpfl.federation._learning_rate import learning_rate
 from udpfl.plugins import resolve
 
 OWN = "own"
 """Stands for a model or data set that was handed over in Python."""
 
 
-def device_of(name: str) -> torch.device:
+def choose_device(name: str) -> torch.device:
     """The device; "auto" takes CUDA where there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -42,7 +43,7 @@ def device_of(name: str) -> torch.device:
     return device
 
 
-def dataset_of(settings: Config, data: Any, test: Any) -> DataSet:
+def load_dataset(settings: Config, data: Any, test: Any) -> DataSet:
     """The data: handed over, or loaded by name."""
     wanted, seed = settings.data, settings.seed
     if data is not None:
@@ -53,7 +54,7 @@ def dataset_of(settings: Config, data: Any, test: Any) -> DataSet:
             test,
             task=wanted.task,
             seed=seed,
-            options=_options(settings, isinstance(data, (str, Path))),
+            options=_options(settings, TABLE if isinstance(data, (str, Path)) else None),
         )
     if wanted.name == OWN:
         raise InvalidInput(
@@ -61,13 +62,13 @@ def dataset_of(settings: Config, data: Any, test: Any) -> DataSet:
             "the data of this run was given in Python: pass it again as udpfl.run(data=)",
         )
     directory = wanted.dir or os.environ.get("UDPFL_DATA_DIR")
+    loader = resolve("data", wanted.name, DATA)
     asked = {
         "seed": seed,
         "directory": Path(directory) if directory else None,
         "test": wanted.test,
-        "options": _options(settings, wanted.name == "table"),
+        "options": _options(settings, getattr(loader, "source", None)),
     }
-    loader = resolve("data", wanted.name, DATA)
     try:
         inspect.signature(loader).bind(**asked)
     except (TypeError, ValueError) as error:
@@ -80,17 +81,16 @@ def dataset_of(settings: Config, data: Any, test: Any) -> DataSet:
     return as_dataset(loaded, wanted.test, task=wanted.task, seed=seed)
 
 
-def _options(settings: Config, table: bool) -> dict[str, Any]:
+def _options(settings: Config, source: Source | None) -> dict[str, Any]:
     """What the loader is told; a table learns from the partition which column to keep."""
     options = dict(settings.data.options)
-    if table:
-        for name in ("by", "task"):
-            if (value := getattr(settings.data, name)) is not None:
-                options.setdefault(name, value)
+    for name in source.takes if source else ():
+        if (value := getattr(settings.data, name)) is not None:
+            options.setdefault(name, value)
     return options
 
 
-def network_of(settings: Config, model: nn.Module | None, data: DataSet) -> nn.Module:
+def build_network(settings: Config, model: nn.Module | None, data: DataSet) -> nn.Module:
     """The architecture with its initial weights."""
     if model is not None:
         return model
@@ -108,7 +108,7 @@ def network_of(settings: Config, model: nn.Module | None, data: DataSet) -> nn.M
     )
 
 
-def prepared(
+def prepare_inputs(
     network: nn.Module, inputs: Array, device: torch.device, parameter: str = "data"
 ) -> Tensor:
     """The inputs on the device, after the fixed part of the network if it has one.
@@ -123,7 +123,7 @@ def prepared(
     return FixedPart(network, device, parameter).features(tensor)
 
 
-def with_parameters(network: nn.Module, model: LaneModel, parameters: Tensor) -> nn.Module:
+def copy_with_parameters(network: nn.Module, model: LaneModel, parameters: Tensor) -> nn.Module:
     """A copy of the network on the CPU, with these trained parameters [d]."""
     network = copy.deepcopy(network).cpu()
     named = model.layout.named(parameters.detach().cpu().clone())
@@ -134,7 +134,7 @@ def with_parameters(network: nn.Module, model: LaneModel, parameters: Tensor) ->
     return network
 
 
-def algorithm_of(settings: Config) -> Algorithm:
+def build_algorithm(settings: Config) -> Algorithm:
     """The federated method with its options, agreed to the terms of the run."""
     training = settings.training
     kind = resolve("algorithms", training.algorithm, ALGORITHMS)
@@ -155,8 +155,9 @@ def algorithm_of(settings: Config) -> Algorithm:
             clients,
             training.clients_per_round or clients,
             training.rounds,
-            training.local_steps,
+            training.steps,
             partial(learning_rate, training),
+            settings.seed,
         )
     )
     return made
@@ -178,7 +179,7 @@ def _check_options(name: str, kind: Any, given: Mapping[str, Any]) -> None:
             )
 
 
-def loss_of(task: Task) -> Loss:
+def choose_loss(task: Task) -> Loss:
     """One loss per sample: cross entropy, or the mean squared error."""
     if task == "classification":
         return lambda outputs, targets: F.cross_entropy(outputs, targets, reduction="none")

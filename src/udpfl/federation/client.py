@@ -1,6 +1,7 @@
 """The client half: answer a request, or say why not.
 
-A stored answer is sent again. A client whose budget would not hold does not train. Everyone else
+A stored answer is sent again. Where noise follows results, a client chooses what its budget holds
+(`_pacing.py`). A client whose budget would not hold does not train. Everyone else
 trains, and the charge and the answer are committed to the ledger together before the answer leaves.
 The same code answers for all clients of a simulation at once, or for a single one whose whole state
 is in its ledger.
@@ -9,7 +10,7 @@ is in its ledger.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from udpfl.accounting.shuffling import unshuffled
 from udpfl.algorithms import ClientMessage, Tensors
 from udpfl.algorithms.message import tensors_from_bytes, tensors_to_bytes
 from udpfl.errors import BudgetExceeded
+from udpfl.federation._pacing import Pacing
 from udpfl.federation.local_training import Step, Trainer
 from udpfl.federation.plan import ReleasePlan
 from udpfl.federation.request import Answers, Request
@@ -42,6 +44,26 @@ class LocalClient:
     def name(self) -> str:
         """Its name, the same in every run."""
         return self.plan.name
+
+    def asked_for(self, steps: int | None) -> LocalClient:
+        """The client in a round of so many local steps; None for those of its plan.
+
+        What they cost is refused, computed and charged by this plan. The ledger sees to it that all
+        rounds together keep to what was reserved.
+        """
+        return self if steps is None else replace(self, plan=replace(self.plan, steps=steps))
+
+
+@dataclass(frozen=True)
+class _Charged:
+    """What became of the clients that trained in a round."""
+
+    messages: dict[str, bytes] = field(default_factory=dict)
+    """Stored with their charges, by client."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Whose budget does not hold the charge after all, and why."""
+    clipped_fraction: float | None = None
+    signal_to_noise: float | None = None
 
 
 class InProcessClients:
@@ -75,68 +97,77 @@ class InProcessClients:
         Guarantee: every message returned is stored in the ledger together with its charge, and no
         client's charges exceed its budget.
         """
-        clients = [self._clients[number] for number in chosen]
-        answers = Answers(bytes_down=request.bytes * len(clients))
-        stored: dict[str, bytes] = {}
-        willing = []
-        for client in clients:
-            again = self._ledger.message(self._run, client.account, request.round)
-            if again is not None:
-                stored[client.name] = again
-            else:
-                willing.append(client)
-        willing = self._within_budget(request.round, willing, answers)
-        if willing:
-            together = len(stored) + len(willing)
-            mixed = [replace(own, plan=own.plan.mixed_with(together)) for own in willing]
-            stored |= self._train_and_charge(request, mixed, answers)
-        for client in clients:  # in the order asked, however they came about
-            if data := stored.get(client.name):
-                answers.messages.append(ClientMessage.from_bytes(data))
-                answers.bytes_up += len(data)
-        return answers
+        clients = [self._clients[number].asked_for(request.steps) for number in chosen]
+        stored = self._stored_messages(request.round, clients)
+        others = self._paced(request, [own for own in clients if own.name not in stored])
+        refused = self._refusals(request.round, others)
+        willing = [client for client in others if client.name not in refused]
+        together = len(stored) + len(willing)
+        mixed = [replace(own, plan=own.plan.mixed_with(together)) for own in willing]
+        charged = self._train_and_charge(request, mixed) if mixed else _Charged()
+        messages = stored | charged.messages
+        sent = [messages[client.name] for client in clients if client.name in messages]
+        return Answers(
+            messages=[ClientMessage.from_bytes(data) for data in sent],
+            refused=refused | charged.refused,
+            bytes_up=sum(len(data) for data in sent),
+            bytes_down=request.bytes * len(clients),
+            clipped_fraction=charged.clipped_fraction,
+            signal_to_noise=charged.signal_to_noise,
+        )
 
-    def _within_budget(
-        self, round_: int, clients: Sequence[LocalClient], answers: Answers
-    ) -> list[LocalClient]:
-        """Those whose budget holds this round; the others' refusals are noted."""
-        rounds = {own.account: own.plan.at(round_).round_event for own in clients}
+    def _stored_messages(self, round_: int, clients: Sequence[LocalClient]) -> dict[str, bytes]:
+        """What clients have sent in this round already, by their names."""
+        found = {
+            client.name: self._ledger.message(self._run, client.account, round_)
+            for client in clients
+        }
+        return {name: message for name, message in found.items() if message is not None}
+
+    def _paced(self, request: Request, clients: Sequence[LocalClient]) -> list[LocalClient]:
+        """The clients with plans that have the noise of this round, where it follows results."""
+        planned = {own.account: own.plan for own in clients}
+        plans = Pacing(self._ledger, self._run).at(request, planned)
+        return [replace(own, plan=plans[own.account]) for own in clients]
+
+    def _refusals(self, round_: int, clients: Sequence[LocalClient]) -> dict[str, str]:
+        """Why the budgets of some clients do not hold this round, by their names."""
+        rounds = {own.account: own.plan.round_event(round_) for own in clients}
         events = {account: event for account, event in rounds.items() if event is not None}
         refusals = self._ledger.refusals(self._run, events)
-        for client in clients:
-            if client.account in refusals:
-                answers.refused[client.name] = refusals[client.account]
-        return [client for client in clients if client.account not in refusals]
+        return {own.name: refusals[own.account] for own in clients if own.account in refusals}
 
-    def _train_and_charge(
-        self, request: Request, clients: Sequence[LocalClient], answers: Answers
-    ) -> dict[str, bytes]:
+    def _train_and_charge(self, request: Request, clients: Sequence[LocalClient]) -> _Charged:
         step = self._trainer.train(
             request,
             [client.plan for client in clients],
             [client.records for client in clients],
             self._states(request, clients),
         )
-        answers.clipped_fraction = step.clipped_fraction
-        answers.signal_to_noise = step.signal_to_noise
-        charges = [self._charge(request, client, step, lane) for lane, client in enumerate(clients)]
+        charges = [
+            self._make_charge(request, client, step, lane) for lane, client in enumerate(clients)
+        ]
+        names = {client.account: client.name for client in clients}
+        refused: dict[str, str] = {}
         try:
             self._ledger.commit(charges, request.settled)
         except BudgetExceeded:
-            # Another process spent from the same budget meanwhile: charge one by one, and let only
-            # those go whose budget is used up. What they computed is dropped, not released. Nobody
-            # knows yet how many are left to be shuffled, so nothing is counted for that.
-            charges = [
-                charge
-                for charge in map(_alone, charges)
-                if self._committed(charge, request.settled, clients, answers)
-            ]
+            # A budget was lowered or a reservation freed meanwhile: charge one by one, and let only
+            # those go whose budget does not hold. What they computed is dropped, not released.
+            # Nobody knows yet how many are left to be shuffled, so nothing is counted for that.
+            charges = [_without_shuffling(charge) for charge in charges]
+            for charge in charges:
+                try:
+                    self._ledger.commit([charge], request.settled)
+                except BudgetExceeded as reason:
+                    refused[names[charge.account]] = str(reason)
         if self._note_charge is not None:  # a ledger that is put back later will lack this charge
             self._note_charge(*self._ledger.head())
-        names = {client.account: client.name for client in clients}
-        return {names[charge.account]: charge.message for charge in charges}
+        messages = {names[charge.account]: charge.message for charge in charges}
+        kept = {name: message for name, message in messages.items() if name not in refused}
+        return _Charged(kept, refused, step.clipped_fraction, step.signal_to_noise)
 
-    def _charge(self, request: Request, client: LocalClient, step: Step, lane: int) -> Charge:
+    def _make_charge(self, request: Request, client: LocalClient, step: Step, lane: int) -> Charge:
         """What a client sends and keeps, and the events that it is charged for."""
         message = ClientMessage(
             client.name,
@@ -147,26 +178,15 @@ class InProcessClients:
         )
         kept = {name: tensor[lane] for name, tensor in step.state.items()}
         return Charge(
-            client.account,
-            self._run,
-            request.round,
-            step.events[lane],
-            message.to_bytes(),
-            tensors_to_bytes(kept) if kept else b"",
-            self._note,
-            client.fingerprint,
+            account=client.account,
+            run=self._run,
+            round=request.round,
+            events=step.events[lane],
+            message=message.to_bytes(),
+            state=tensors_to_bytes(kept) if kept else b"",
+            note=self._note,
+            fingerprint=client.fingerprint,
         )
-
-    def _committed(
-        self, charge: Charge, settled: int, clients: Sequence[LocalClient], answers: Answers
-    ) -> bool:
-        try:
-            self._ledger.commit([charge], settled)
-        except BudgetExceeded as reason:
-            name = next(own.name for own in clients if own.account == charge.account)
-            answers.refused[name] = str(reason)
-            return False
-        return True
 
     def _states(self, request: Request, clients: Sequence[LocalClient]) -> Tensors:
         """What the clients have kept, stacked along the lane axis."""
@@ -178,7 +198,7 @@ class InProcessClients:
         return fresh
 
 
-def _alone(charge: Charge) -> Charge:
+def _without_shuffling(charge: Charge) -> Charge:
     """The same answer, charged as if no other message were mixed with it."""
     events = tuple(unshuffled(event) for event in charge.events)
     if events == charge.events:

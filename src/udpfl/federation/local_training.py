@@ -32,7 +32,7 @@ from udpfl.engine import (
 from udpfl.engine.counting import WEIGHT, counted_within
 from udpfl.engine.randomness import Key, poisson_indices
 from udpfl.errors import Unsupported
-from udpfl.federation.isolation import (
+from udpfl.federation._isolation import (
     SHOWN,
     Call,
     RepeatedTraining,
@@ -70,7 +70,7 @@ class Trainer:
     """Trains clients by a federated method, with the clipping and the noise that were planned."""
 
     key: str
-    """The run in the keys of its random numbers."""
+    """What stands for this run in the keys of random numbers."""
     model: LaneModel
     """The network, for many clients at once."""
     inputs: Tensor
@@ -197,11 +197,12 @@ class _Training(Shown):
         plans: Sequence[ReleasePlan],
         records: Sequence[Tensor],
     ) -> None:
-        self._home, self._round = home, request.round
+        self._home = home
         device = home.inputs.device
         plans = [plan.at(request.round) for plan in plans]
         super().__init__(
             tuple(plan.name for plan in plans),
+            request.round,
             torch.full((len(plans),), request.learning_rate, device=device),
             torch.tensor([plan.steps for plan in plans], device=device),
         )
@@ -216,19 +217,21 @@ class _Training(Shown):
             trusted = home.algorithm.trusts_server
             self._whole = clipper, (Noiseless() if trusted else noiser)
             clipper, noiser = Unclipped(), Noiseless()
+        if len({(plan.batches, plan.epochs) for plan in plans}) > 1:
+            raise Unsupported("clients that train together need the same batches and epochs")
         steps = tuple(plan.steps if self._takes_part(plan) else 0 for plan in plans)
         self._lanes = Lanes(
             runs=(home.key,) * len(plans),
             clients=self.clients,
             records=tuple(records),
             rates=tuple(plan.rate for plan in plans),
-            denominators=torch.tensor(
-                [plan.rate * plan.declared_size for plan in plans], device=device
-            ),
+            denominators=torch.tensor([plan.expected_batch for plan in plans], device=device),
             learning_rates=self.learning_rates,
             steps=steps,
             clipper=clipper,
             noiser=noiser,
+            batches=plans[0].batches,
+            epochs=plans[0].epochs,
             apart=self._whole is not None,
         )
         self._plans = plans
@@ -355,7 +358,9 @@ class _Training(Shown):
             event = plan.count_event
             if event is not None and home.protection is None:
                 events.append(event)
-        return noisy / (2 * WEIGHT) / lanes.denominators + 0.5
+        # A count looks at a whole sample of its own, whatever the batches of a step.
+        expected = lanes.denominators * lanes.batches
+        return noisy / (2 * WEIGHT) / expected + 0.5
 
     def _released(
         self, updates: Tensor, clipper: Clipper, noiser: Noiser

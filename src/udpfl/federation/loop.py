@@ -36,8 +36,7 @@ def train(
     Example:
         >>> import torch
         >>> from udpfl.algorithms import FedAvg, ServerStep
-        >>> from udpfl.federation import Server, train
-        >>> from udpfl.federation.selection import Selection
+        >>> from udpfl.federation import Selection, Server, train
         >>> server = Server(FedAvg(ServerStep()), torch.zeros(2))
         >>> train(server, None, Selection([], names=[]), watchers=[]) is None
         True

@@ -1,4 +1,4 @@
-"""Taps: what may be watched of a run, read-only, by attacks, trackers and progress bars."""
+"""Observers: what may be watched of a run, read-only, by attacks, trackers and progress bars."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from udpfl.algorithms import ClientMessage
 from udpfl.config import Config
 
 if TYPE_CHECKING:
-    from udpfl.federation.outcome import Run
+    from udpfl.federation.result import Run
 
 
 class Observer(Protocol):
@@ -29,12 +29,15 @@ class Observer(Protocol):
 
     def on_message(self, message: ClientMessage) -> None:
         """A client's released message, as the server receives it."""
+        return None
 
     def on_model(self, round_: int, model: dict[str, Tensor]) -> None:
         """The global model after a round, by the user's own parameter names."""
+        return None
 
     def on_round(self, row: dict[str, Any]) -> None:
         """The round's line of metrics."""
+        return None
 
 
 class Follower(Observer, Protocol):
@@ -42,9 +45,11 @@ class Follower(Observer, Protocol):
 
     def on_start(self, config: Config, folder: Path) -> None:
         """Before the first round, or before the first one after a resume."""
+        return None
 
     def on_end(self, run: Run) -> None:
         """The finished run; not called where a run is interrupted or fails."""
+        return None
 
 
 def announce(observers: Iterable[Observer], moment: str, *what: Any) -> None:

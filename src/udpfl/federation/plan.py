@@ -1,7 +1,7 @@
 """The release plan of a client: what it will release, how often, and with which noise.
 
-`ReleasePlan.event` is where a release becomes an event. What is reserved, charged and audited is
-what it returns, and a plan whose events are not those that were calibrated is refused.
+`ReleasePlan.event` is where a release becomes an event. Noise is calibrated for these events; they
+are what is reserved, charged and audited.
 """
 
 from __future__ import annotations
@@ -13,9 +13,14 @@ from typing import Any
 
 from udpfl.accounting import Composed, Release, Repeated
 from udpfl.accounting.budget import Budget
-from udpfl.accounting.events import Event, message_of
+from udpfl.accounting.events import Event, Unit, leaves, message_of
+from udpfl.accounting.randomised import Randomised
 from udpfl.accounting.serial import event_from_dict, event_to_dict
+from udpfl.errors import InvalidInput
+from udpfl.harmonizer import Matched
+from udpfl.mechanisms import Mechanism
 from udpfl.runs.schema import ClientRow
+from udpfl.sensitivity import Sensitivity
 
 
 @dataclass(frozen=True)
@@ -36,30 +41,37 @@ class ReleasePlan:
     declared_size: int
     """Records that it says it has; a public number."""
     rate: float
-    """Probability with which a record takes part in a step."""
+    """Probability with which a record takes part in a sample."""
     rounds: int
     """How many rounds the schedule asks of it."""
     steps: int
-    """Local steps of one training, each a release."""
-    release: Release | None = None
-    """Noise, sensitivity and unit of one release."""
+    """Local steps of one training, each a release; where they are shared out, on average."""
+    release: Release | Randomised | None = None
+    """Noise, sensitivity and unit of one release, or the randomiser in their place."""
     budget: Budget | None = None
     """What all of it may cost; None where nothing is bounded."""
     trainings: int = 1
     """Trainings per round, as the method declares."""
+    batches: int = 1
+    """Into how many a sample is split at random; each step takes one."""
+    epochs: int = 1
+    """Passes over the batches of a sample, before another one is drawn."""
     participation: float = 1.0
     """Probability of the coin that decides in secret whether it takes part in a round."""
     count: Release | None = None
     """What is asked once a round, where the clip adapts: how many records lie within it."""
     factors: tuple[float, ...] = ()
     """Noise of every round of the run over that of `release`; empty where all are alike."""
+    levels: tuple[float, ...] = ()
+    """What the noise of a round over that of `release` may be, the largest first, where it follows
+    results; all rounds are planned with 1 then."""
     asked: tuple[int, ...] = ()
     """The rounds that ask it, where they are not alike."""
     penalty: float = 0.0
     """How strongly its steps are pulled towards the model of the client with the largest budget."""
     shuffled: int = 0
-    """Messages of a round among which its own is mixed, where nominal accounting counts on that; a
-    guarantee never does."""
+    """Messages of a round among which its own is mixed, with all releases of the round but the
+    count, where nominal accounting counts on that; a guarantee never does."""
     parameters: bool = False
     """Whether it releases its clipped parameters, and not how far they moved."""
     diameter: bool = False
@@ -67,52 +79,105 @@ class ReleasePlan:
     with them: then its sensitivity is the diameter of that ball, twice the clip."""
     delta: float | None = None
     """At which its releases are stated where it has no budget."""
+    shares_steps: bool = False
+    """Whether the method shares out the steps of all rounds, so that rounds have more or less."""
+    matched: Matched | None = None
+    """The Gaussian that its noise was matched to, if it was, and what both cost."""
+
+    def __post_init__(self) -> None:
+        if self.batches < 1 or self.epochs < 1 or self.steps % (self.batches * self.epochs):
+            raise InvalidInput(
+                "steps",
+                f"{self.steps} are not {self.epochs} epochs of {self.batches} batches for each "
+                "sample",
+            )
 
     @property
     def sampled(self) -> tuple[float, int]:
-        """The rate at which the unit takes part in a release, and the releases of one training.
+        """The rate at which the unit takes part in a sample, and the samples of one training.
 
-        A record takes part in each step by chance. A whole client is in or out, and its steps are
+        A record takes part in each sample by chance. A whole client is in or out, and its steps are
         its own business until the update that comes of them is released.
         """
-        if self.release is not None and self.release.unit == "client":
+        if self._hides_client:
             return self.participation, 1
-        return self.rate, self.steps
+        return self.rate, self.steps // (self.batches * self.epochs)
+
+    @property
+    def passes(self) -> int:
+        """Releases of one sample that a unit takes part in.
+
+        A record is in one batch of a sample, so it takes part in one release of every epoch.
+        """
+        return 1 if self._hides_client else self.epochs
+
+    @property
+    def _hides_client(self) -> bool:
+        return self.release is not None and self.release.unit == "client"
+
+    @property
+    def expected_batch(self) -> float:
+        """Records that a step is expected to take; public, and what its noisy sum is divided by."""
+        return self.rate * self.declared_size / self.batches
 
     def event(self, trainings: int = 1) -> Event | None:
         """What so many trainings cost this client; None where no privacy is claimed."""
         if self.release is None:
             return None
         rate, count = self.sampled
-        return Repeated(message_of(self.release, rate, self.shuffled), count * trainings)
+        if isinstance(self.release, Randomised):  # holds for whoever takes part: no rate lowers it
+            return Repeated(self.release.event, count * trainings)
+        releases = count * self.trainings
+        message = message_of(self.release, rate, self.shuffled, releases, self.passes)
+        return Repeated(message, count * trainings)
 
     @property
     def count_event(self) -> Event | None:
         """What the count of one round costs."""
         return None if self.count is None else message_of(self.count, self.rate)
 
-    @property
-    def round_event(self) -> Event | None:
-        """What one round costs this client, of a plan for that round (`at`)."""
-        event, count = self.event(self.trainings), self.count_event
+    def round_event(self, round_: int) -> Event | None:
+        """What this round costs this client, the first is 1."""
+        event, count = self.at(round_).event(self.trainings), self.count_event
         return event if event is None or count is None else Composed((event, count))
+
+    def with_noise(self, mechanism: Mechanism, sensitivity: Sensitivity, unit: Unit) -> ReleasePlan:
+        """The plan with this noise on every release."""
+        return replace(self, release=Release(mechanism, sensitivity, unit))
 
     def at(self, round_: int) -> ReleasePlan:
         """The plan of this round, the first is 1."""
-        if not self.factors or self.release is None:
+        if not self.factors or not isinstance(self.release, Release):
             return self
         return replace(self, release=self.release.scaled(noise=self.factors[round_ - 1]))
 
-    def rest_event(self, answered: int = 0) -> Event | None:
-        """What the run still costs this client, after the rounds it has answered."""
-        event, left = self.round_event, self.rounds - answered
+    def at_level(self, level: float) -> ReleasePlan:
+        """The plan with this noise over the planned one in all rounds."""
+        assert isinstance(self.release, Release), "only a plan with noise has levels"
+        return replace(self, release=self.release.scaled(noise=level), levels=())
+
+    def asked_from(self, round_: int) -> int:
+        """How many rounds ask it from this one on, of a plan that knows its rounds."""
+        return sum(own >= round_ for own in self.asked)
+
+    def rest_event(self, answered: int = 0, released: int = 0) -> Event | None:
+        """What the run still costs this client, after the rounds it has answered.
+
+        `released` is how many releases these had. It counts where steps are shared out.
+        """
+        event, left = self.round_event(1), self.rounds - answered
         if event is None or left <= 0:
             return None
+        if self.shares_steps and answered:
+            each = sum(leaves(event).values())
+            one = replace(self, steps=1, trainings=1).event()
+            assert one is not None
+            return Repeated(one, self.rounds * each - released)
         if not self.factors:
             return Repeated(event, left)
         kinds = Counter(self.factors[round_ - 1] for round_ in self.asked[answered:])
         first = {factor: self.factors.index(factor) + 1 for factor in kinds}
-        events = [(self.at(first[factor]).round_event, times) for factor, times in kinds.items()]
+        events = [(self.round_event(first[factor]), times) for factor, times in kinds.items()]
         return Composed(Repeated(event, times) for event, times in events if event is not None)
 
     def mixed_with(self, messages: int) -> ReleasePlan:
@@ -125,7 +190,7 @@ class ReleasePlan:
         return ClientRow(
             **{
                 **plain,
-                "release": None if self.release is None else event_to_dict(self.release),
+                "release": _plain(self.release),
                 "count": None if self.count is None else event_to_dict(self.count),
                 "budget": None if self.budget is None else astuple(self.budget),
             }
@@ -137,15 +202,27 @@ class ReleasePlan:
         plain = {own.name: getattr(row, own.name) for own in fields(row)}
         own = {
             "release": _release(row.release),
-            "count": _release(row.count),
+            "count": _noise(row.count),
             "budget": None if row.budget is None else Budget(*row.budget),
         }
         return cls(**{**plain, **own})
 
 
-def _release(data: Mapping[str, Any] | None) -> Release | None:
+def _plain(release: Release | Randomised | None) -> dict[str, Any] | None:
+    if isinstance(release, Randomised):
+        return release.to_dict()
+    return None if release is None else event_to_dict(release)
+
+
+def _noise(data: Mapping[str, Any] | None) -> Release | None:
     if data is None:
         return None
     release = event_from_dict(dict(data))
     assert isinstance(release, Release)
     return release
+
+
+def _release(data: Mapping[str, Any] | None) -> Release | Randomised | None:
+    if data is not None and "randomiser" in data:
+        return Randomised.from_dict(data)
+    return _noise(data)

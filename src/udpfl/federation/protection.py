@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from udpfl.accounting import Release
+from udpfl.accounting.randomised import Randomised
 from udpfl.engine import (
     BallClipper,
     Clipper,
@@ -12,6 +14,7 @@ from udpfl.engine import (
     Noiseless,
     Noiser,
     NormClipper,
+    RandomisingNoiser,
     Unclipped,
 )
 from udpfl.federation.plan import ReleasePlan
@@ -22,7 +25,7 @@ Protection = Callable[[Sequence[ReleasePlan]], tuple[Clipper, Noiser]]
 
 def in_unit(plan: ReleasePlan, unit: float) -> ReleasePlan:
     """With clip and noise in another unit of length."""
-    if unit == 1 or plan.release is None:
+    if unit == 1 or not isinstance(plan.release, Release):
         return plan
     return replace(plan, release=plan.release.scaled(clip=unit))
 
@@ -43,4 +46,9 @@ def planned_protection(plans: Sequence[ReleasePlan]) -> tuple[Clipper, Noiser]:
         dimension = release.sensitivity.dimension
         assert dimension is not None
         assert clipper.sensitivity(lane, dimension) == release.sensitivity
-    return clipper, MechanismNoiser([release.mechanism for release in planned])
+    noised = [release.mechanism for release in planned if isinstance(release, Release)]
+    if noised:
+        assert len(noised) == len(planned), "either everyone adds noise or no one does"
+        return clipper, MechanismNoiser(noised)
+    randomised = [release for release in planned if isinstance(release, Randomised)]
+    return clipper, RandomisingNoiser([release.randomiser for release in randomised])

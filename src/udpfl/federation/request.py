@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from udpfl.algorithms import ClientMessage, Tensors
@@ -10,6 +11,8 @@ WEAKEST = "weakest"
 """In a request: the last model that the clients with the largest budget released."""
 CLIP = "clip"
 """In a request: today's clip over the one that was planned, where it adapts."""
+PACE = "pace"
+"""In a request: the noise that is enough over the planned one, where it follows results."""
 WITHIN = "within"
 """In a message: the noisy share of records within the clip."""
 
@@ -33,6 +36,8 @@ class Request:
     """Of the clients in this round."""
     settled: int = -1
     """Rounds up to this one are safe with the server: it will not ask for them again."""
+    steps: int | None = None
+    """Local steps in this round, where the method shares them out; else those of the plan."""
 
     @property
     def bytes(self) -> int:
@@ -40,19 +45,19 @@ class Request:
         return sum(tensor.numel() * tensor.element_size() for tensor in self.received.values())
 
 
-@dataclass
+@dataclass(frozen=True)
 class Answers:
     """Released messages, refusals by client, and diagnostics of a simulation.
 
     Example:
         >>> from udpfl.federation import Answers
         >>> Answers(refused={"clinic": "its budget is used up"}).messages
-        []
+        ()
     """
 
-    messages: list[ClientMessage] = field(default_factory=list)
+    messages: Sequence[ClientMessage] = ()
     """In the order in which clients were asked."""
-    refused: dict[str, str] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
     """Why a client did not answer."""
     bytes_up: int = 0
     """What all messages take."""

@@ -13,16 +13,16 @@ from torch import nn
 
 from udpfl.config import Config
 from udpfl.engine import Loss
+from udpfl.federation._assembly import Assembly
+from udpfl.federation._ending import Ending
+from udpfl.federation._interrupts import patient_interrupt
+from udpfl.federation._opening import advise, begin_folder, check_shared_ledger, read_arguments
+from udpfl.federation._stored_run import StoredRun
 from udpfl.federation.admission import admit, require_charges
-from udpfl.federation.assembly import Assembly
-from udpfl.federation.begun import Begun
-from udpfl.federation.ending import Ending
-from udpfl.federation.interrupts import patient_interrupt
 from udpfl.federation.loop import train
 from udpfl.federation.observers import Observer, announce
-from udpfl.federation.opening import advise, begin_folder, read_arguments, require_ledger
-from udpfl.federation.outcome import Run
 from udpfl.federation.protection import Protection
+from udpfl.federation.result import Run
 from udpfl.federation.setup import Setup
 from udpfl.ledger.ledger import Ledger
 
@@ -49,8 +49,7 @@ def run(
         data: Anything that `udpfl.data.as_dataset` takes, or a section of settings.
         test: The test records, in the same forms; a split of the data if left out.
         loss: Gives one number per sample.
-        resume: A run folder to go on with. Code that only the folder names is refused until
-            `udpfl.plugins.trust` allows it.
+        resume: A run folder to go on with; code that it names has to be trusted (`udpfl.plugins`).
         observers: See every released message and every round's model.
         protection: Replaces clipping and noise, for audits: nothing is claimed for such a run.
         **sections: Settings on top of `config`, such as `privacy={"epsilon": 2}` or `seed=1`.
@@ -60,7 +59,10 @@ def run(
 
     Raises:
         InvalidInput: A setting is wrong, or a run cannot be resumed as it was begun.
+        Infeasible, Unsupported: No noise keeps a budget, or no accounting is known.
         BudgetExceeded: A shared ledger has not enough left; nothing was trained then.
+        LedgerError: The ledger is missing, not sound, or not the one of this run.
+        Interrupted: The run was asked to stop; it can be resumed.
 
     Example:
         >>> import numpy as np
@@ -73,29 +75,31 @@ def run(
     began = time.perf_counter()
     asked = read_arguments(config, resume, model, data, sections)
     unclaimed = "clipping and noise were replaced" if protection else None
-    require_ledger(asked, unclaimed)
+    check_shared_ledger(asked, unclaimed)
     if asked.config.threads is not None:
         torch.set_num_threads(asked.config.threads)
     setup = Setup.of(asked.config, data=asked.data, test=test, model=asked.model, loss=loss)
-    bytes_per_sample = setup.prepare()
+    setup.check_model()
+    setup.show_public_records()
     advise(setup.config)
     folder = asked.folder or begin_folder(setup, setup.plans_within_budgets(), unclaimed)
-    begun = Begun.read(folder, setup.model.layout.dimension, setup.fingerprints)
+    stored = StoredRun.read(folder, setup.model.layout.dimension, setup.fingerprints)
     with folder.locked():
-        require_charges(begun, setup.holding)
-        with Ledger(begun.ledger) as ledger:
-            accounts = admit(setup.config, ledger, begun, setup.holding, not unclaimed)
-            parts = Assembly(setup, begun, ledger, accounts, unclaimed, protection)
+        require_charges(stored, setup.holding)
+        with Ledger(stored.ledger) as ledger:
+            accounts = admit(setup.config, ledger, stored, setup.holding, not unclaimed)
+            parts = Assembly(setup, stored, ledger, accounts, unclaimed, protection)
             announce(observers, "on_start", setup.config, folder.path)
-            result = _train(parts, bytes_per_sample, observers).write(began)
+            result = _train(parts, observers).write(began)
             announce(observers, "on_end", result)
     return result
 
 
-def _train(parts: Assembly, bytes_per_sample: int, observers: Sequence[Observer]) -> Ending:
+def _train(parts: Assembly, observers: Sequence[Observer]) -> Ending:
     """All rounds that are left, and what the run has come to."""
-    seconds_before = parts.begun.folder.drop_summary()
-    server, clients = parts.server(), parts.clients(bytes_per_sample)
+    seconds_before = parts.stored.folder.drop_summary()
+    server, clients = parts.server(), parts.clients()
+    parts.restore(server)
     with patient_interrupt() as interrupted:
         metrics, watchers = parts.watchers(server, observers, interrupted)
         if server.round == len(parts.selection):
@@ -103,7 +107,7 @@ def _train(parts: Assembly, bytes_per_sample: int, observers: Sequence[Observer]
         stopped = train(server, clients, parts.selection, watchers)
     return Ending(
         setup=parts.setup,
-        begun=parts.begun,
+        stored=parts.stored,
         ledger=parts.ledger,
         statements=parts.statements,
         rows=metrics.rows,

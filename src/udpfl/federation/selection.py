@@ -31,7 +31,17 @@ def draw_schedule(config: Config) -> Schedule:
 
 
 class Selection:
-    """The rounds of a run, and which clients have left it because their budget is used up."""
+    """The rounds of a run, and which clients have left it because their budget is used up.
+
+    Args:
+        schedule: The clients of every round, by their numbers.
+        names: What the clients are called.
+
+    Example:
+        >>> from udpfl.federation import Selection
+        >>> list(Selection([(0, 1), (1,)], ["clinic", "ward"]).after(1))
+        [(2, (1,))]
+    """
 
     def __init__(self, schedule: Schedule, names: Sequence[str]) -> None:
         self.schedule, self._names = schedule, names

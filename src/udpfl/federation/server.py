@@ -62,6 +62,7 @@ class Server:
         self.settled = 0
         """Clients need not keep their messages up to this round."""
         self._saved = 0
+        self._steps: int | None = None
         self._state = algorithm.init(start)
 
     @property
@@ -71,7 +72,7 @@ class Server:
 
     @property
     def hides_participation(self) -> bool:
-        """Whether figures about a round would tell how many took part."""
+        """Whether a stage hides how many took part: figures that would tell it are left out."""
         return any(stage.hides_participation for stage in self.stages)
 
     def request(self, round_: int) -> Request:
@@ -79,10 +80,11 @@ class Server:
         received = dict(self._algorithm.broadcast(self._state))
         for stage in self.stages:
             _add(received, stage.request(), stage)
-        return Request(round_, received, self._learning_rate(round_), self.settled)
+        self._steps = self._algorithm.steps(self._state)
+        return Request(round_, received, self._learning_rate(round_), self.settled, self._steps)
 
     def receive(self, round_: int, messages: Sequence[ClientMessage]) -> list[ClientMessage]:
-        """Aggregate a round's messages; the messages as they are after all stages, not sorted."""
+        """Aggregate a round's messages. Returns them as the stages left them, before `sort`."""
         device = self._state["model"].device
         seen = [message.to(device) for message in messages]
         for stage in self.stages:
@@ -100,8 +102,9 @@ class Server:
         return messages
 
     def measure(self) -> dict[str, Any]:
-        """What the stages add to a round's line of metrics."""
-        return {name: value for stage in self.stages for name, value in stage.measure().items()}
+        """What stages, and a method that shares out steps, add to a round's line of metrics."""
+        own = {} if self._steps is None else {"local_steps": self._steps}
+        return own | {k: value for stage in self.stages for k, value in stage.measure().items()}
 
     def state(self) -> Tensors:
         """Named tensors from which `restore` goes on."""

@@ -15,33 +15,33 @@ from udpfl.config import Config
 from udpfl.data import DataSet
 from udpfl.data.records import Indices
 from udpfl.engine import LaneModel, Loss
-from udpfl.federation.admission import Holding, plan_within
-from udpfl.federation.builders import (
-    algorithm_of,
-    dataset_of,
-    device_of,
-    loss_of,
-    network_of,
-    prepared,
-)
-from udpfl.federation.calibration import NO_PASTS, Past, plan_releases
-from udpfl.federation.combinations import check_combination
-from udpfl.federation.evaluation import Evaluation, evaluate
-from udpfl.federation.plan import ReleasePlan
-from udpfl.federation.ranges import require_range
-from udpfl.federation.selection import Schedule, draw_schedule
-from udpfl.federation.shares import (
+from udpfl.federation._calibration import NO_PASTS, Past, plan_releases
+from udpfl.federation._client_data import (
     assumptions,
     client_names,
     declared_sizes,
-    divided,
-    fingerprints_of,
-    fitted,
+    divide_records,
+    fingerprint_clients,
+    fit_client_count,
     is_divided,
     pool_fingerprint,
     require_public,
 )
-from udpfl.federation.staging import own_stages, sum_noise
+from udpfl.federation._combinations import check_combination, check_target
+from udpfl.federation._input_range import require_range
+from udpfl.federation.admission import Holding, plan_within
+from udpfl.federation.builders import (
+    build_algorithm,
+    build_network,
+    choose_device,
+    choose_loss,
+    load_dataset,
+    prepare_inputs,
+)
+from udpfl.federation.evaluation import Evaluation, evaluate
+from udpfl.federation.plan import ReleasePlan
+from udpfl.federation.selection import Schedule, draw_schedule
+from udpfl.federation.stage_builder import own_stages, sum_noise
 
 
 @dataclass(frozen=True)
@@ -91,16 +91,17 @@ class Setup:
         loss: Loss | None = None,
     ) -> Setup:
         """Load and build what the configuration names; what is handed over takes its place."""
-        device = device_of(config.device)
-        dataset = dataset_of(config, data, test)
-        config = fitted(config, dataset)
-        parts, public = divided(config, dataset)
-        algorithm = algorithm_of(config)
+        device = choose_device(config.device)
+        dataset = load_dataset(config, data, test)
+        config = fit_client_count(config, dataset)
+        parts, public = divide_records(config, dataset)
+        algorithm = build_algorithm(config)
         check_combination(config, algorithm)
+        check_target(config, dataset.task)
         own_stages(config)  # refused before anything is planned, written or reserved
         require_public(algorithm, public)
-        network = network_of(config, model, dataset)
-        loss = loss or loss_of(dataset.task)
+        network = build_network(config, model, dataset)
+        loss = loss or choose_loss(dataset.task)
         return cls(config, device, dataset, data, parts, public, algorithm, network, loss)
 
     @cached_property
@@ -125,22 +126,32 @@ class Setup:
 
     def _on_device(self, split: str, parameter: str) -> tuple[Tensor, Tensor]:
         records = getattr(self.data, split)
-        inputs = prepared(self.network, records.inputs, self.device, parameter)
+        inputs = prepare_inputs(self.network, records.inputs, self.device, parameter)
         return inputs, torch.from_numpy(records.targets).to(self.device)
 
-    def prepare(self) -> int:
-        """Try the model on public records, and show these to the method; bytes for a record.
-
-        Raises where the model or its loss cannot take some record, or lets records see each other.
-        """
+    def check_model(self) -> None:
+        """Raise where the model or its loss cannot take a record, or mixes records."""
         require_range(self.model, {"data": self.train, "data.test": self.test})
-        bytes_per_sample = self.model.check(self.start, *self.test)
+        _ = self.bytes_per_sample
+
+    @cached_property
+    def bytes_per_sample(self) -> int:
+        """The memory that one record takes in training, as a trial on test records found."""
+        return self.model.check(self.start, *self.test)
+
+    def show_public_records(self) -> None:
+        """Let the method's server half learn from the public records."""
         rows = torch.from_numpy(self.public).to(self.device)
         inputs, targets = self.train
         self.algorithm.prepare(
             PublicData(self.model, inputs[rows], targets[rows], self.config.seed)
         )
-        return bytes_per_sample
+
+    def public_loss(self, parameters: Tensor) -> float:
+        """The loss of a model on the public records, which are nobody's."""
+        rows = torch.from_numpy(self.public).to(self.device)
+        inputs, targets = (own[rows] for own in self.train)
+        return evaluate(self.model, parameters, inputs, targets, self.data.task).loss
 
     def evaluate(self, parameters: Tensor) -> Evaluation:
         """How good a model is on the test records."""
@@ -159,7 +170,7 @@ class Setup:
     @cached_property
     def fingerprints(self) -> list[str]:
         """What names the records of each client."""
-        return fingerprints_of(self.config, self.data, self.parts)
+        return fingerprint_clients(self.config, self.data, self.parts)
 
     @cached_property
     def holding(self) -> Holding:
@@ -189,7 +200,7 @@ class Setup:
         )
 
     def plans_within_budgets(self) -> list[ReleasePlan]:
-        """The same, for what the budgets in a shared ledger have left; raises where they do not."""
+        """The same, fitted to what budgets in a shared ledger have left; raises if none fits."""
         plans = plan_within(self.config, self.holding, self.schedule, self.plans)
         if self.algorithm.trusts_server:
             sum_noise(plans)  # raises where clients have planned for different noise

@@ -11,22 +11,25 @@ import logging
 import math
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from udpfl.accounting.events import Leaf, PureDP, Release, leaves
+from udpfl.accounting.serial import event_from_json
 from udpfl.algorithms import ClientMessage, stacked
 from udpfl.engine import LaneModel
-from udpfl.errors import LedgerError
+from udpfl.errors import UdpflError
+from udpfl.federation._statements import Statements, spread
 from udpfl.federation.evaluation import Evaluation
 from udpfl.federation.observers import Observer
 from udpfl.federation.request import Answers
 from udpfl.federation.server import Server
-from udpfl.federation.statements import Statements
 from udpfl.ledger.ledger import Ledger
 from udpfl.runs.folder import RunFolder
+from udpfl.runs.targets import Target
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +41,7 @@ class FinishedRound:
     round: int
     answers: Answers
     messages: Sequence[ClientMessage]
-    """As they are after all stages, in the order in which they arrived."""
+    """After all stages, in the order in which the last one left them."""
     began: float
     """By `time.perf_counter`."""
 
@@ -79,7 +82,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 @dataclass(frozen=True)
-class Messages(Watcher):
+class MessageRecorder(Watcher):
     """Shows released messages and models to observers, and keeps those that are to be recorded."""
 
     server: Server
@@ -101,7 +104,7 @@ class Messages(Watcher):
             observer.on_model(done.round, named)
 
 
-class Metrics(Watcher):
+class MetricsWriter(Watcher):
     """Writes one line of metrics for every round."""
 
     def __init__(
@@ -112,27 +115,36 @@ class Metrics(Watcher):
         statements: Statements,
         is_due: Callable[[int], bool],
         learning_rate: Callable[[int], float],
+        target: Target | None = None,
     ) -> None:
         self._server, self._folder, self._evaluate = server, folder, evaluate
+        self._target = target
         self._statements, self._is_due, self._learning_rate = statements, is_due, learning_rate
         self.rows = folder.read_metrics(server.round)
         """Of the rounds so far."""
-        if folder.metrics.exists():
-            folder.rewrite_metrics(self.rows)  # without those of rounds that run again
 
     def after_round(self, done: FinishedRound) -> None:
         row = self._measure(done)
+        row |= self._newly_reached(row)
         self._folder.append_metrics(row)
         self.rows.append(row)
 
     def after_last(self) -> None:
         """A run that ends early still says how good its last model is."""
         if self.rows and self.rows[-1]["loss"] is None:
-            self.rows[-1] |= self._evaluated()
+            last = self.rows.pop() | self._evaluated()
+            self.rows.append(last | self._newly_reached(last))
             self._folder.rewrite_metrics(self.rows)
 
     def _evaluated(self) -> dict[str, Any]:
         return {**self._evaluate().to_dict(), **self._statements.spending()}
+
+    def _newly_reached(self, row: dict[str, Any]) -> dict[str, Any]:
+        """What it took to reach the target, in the line of the first round that did."""
+        if self._target is None or any("reached" in before for before in self.rows):
+            return {}
+        reached = self._target.first_reached([*self.rows, row])
+        return {} if reached is None else {"reached": reached.to_dict()}
 
     def _measure(self, done: FinishedRound) -> dict[str, Any]:
         row: dict[str, Any] = {"round": done.round, "accuracy": None, "loss": None}
@@ -146,6 +158,7 @@ class Metrics(Watcher):
             "bytes_down": answers.bytes_down,
             "seconds": round(time.perf_counter() - done.began, 4),
             "drift": _drift(done.messages),
+            "noise_std": _noise_std(answers.messages),
             **self._server.measure(),
             "learning_rate": self._learning_rate(done.round),
             "simulation_only": {
@@ -155,33 +168,16 @@ class Metrics(Watcher):
         }
 
 
-class Checkpoints(Watcher):
+class CheckpointWriter(Watcher):
     """Keeps the server's state, so that a run that was interrupted goes on."""
 
     def __init__(
         self, server: Server, folder: RunFolder, ledger: Ledger, is_due: Callable[[int], bool]
     ) -> None:
         self._server, self._folder, self._ledger, self._is_due = server, folder, ledger, is_due
-        self._answered: Counter[str] = Counter()
-        self._saved = 0
-
-    def restore(self, run: str, accounts: Sequence[int]) -> None:
-        """Put the server where the latest checkpoint left it; write the first one of a new run."""
-        found = self._folder.read_checkpoint()
-        if found is not None:
-            self._answered = Counter(found.answered)
-            self._server.restore(found.round, found.tensors)
-            self._saved = found.round
-        elif any(self._ledger.rounds_charged(run, account) for account in accounts):
-            raise LedgerError(
-                f"the run {self._folder.path} cannot be resumed: no checkpoint can be read, and "
-                f"its rounds are already charged"
-            )
-        else:
-            self.save()
+        self._saved = server.round
 
     def after_round(self, done: FinishedRound) -> None:
-        self._answered.update(message.client for message in done.answers.messages)
         if self._is_due(done.round):
             self.save()
             self._server.note_saved()
@@ -192,17 +188,16 @@ class Checkpoints(Watcher):
 
     def save(self) -> None:
         """Write a checkpoint of the server as it is."""
-        self._folder.write_checkpoint(
-            self._server.round, self._server.state(), self._answered, self._ledger.head()
-        )
+        server = self._server
+        self._folder.write_checkpoint(server.round, server.state(), self._ledger.head())
         self._saved = self._server.round
 
 
 @dataclass(frozen=True)
-class Lines(Watcher):
+class MetricsAnnouncer(Watcher):
     """Shows every line of metrics to observers, once the round is safe."""
 
-    metrics: Metrics
+    metrics: MetricsWriter
     observers: Sequence[Observer]
 
     def after_round(self, done: FinishedRound) -> None:
@@ -211,17 +206,39 @@ class Lines(Watcher):
 
 
 @dataclass(frozen=True)
-class Interrupts(Watcher):
+class InterruptWatcher(Watcher):
     """Ends a run after the round in which that was asked for."""
 
     asked: threading.Event
-    checkpoints: Checkpoints
+    checkpoints: CheckpointWriter
     folder: Path
 
     def before_next(self) -> None:
         if self.asked.is_set():
             self.checkpoints.save()
             raise Interrupted(self.folder)
+
+
+def _noise_std(messages: Sequence[ClientMessage]) -> dict[str, float | str] | None:
+    """The standard deviation of the noise on clipped sums, as it was charged; None without any.
+
+    Where the clip adapts, in units of the planned clip.
+    """
+    charged = [_std_of(message.events[0]) for message in messages if message.events]
+    known = [std for std in charged if std is not None]
+    return spread(known) if known else None
+
+
+@lru_cache(maxsize=1024)
+def _std_of(event: str) -> float | None:
+    """Of the first release; None without noise, or where only a file names the mechanism."""
+    try:
+        leaf = next(iter(leaves(event_from_json(event))))
+    except UdpflError:
+        return None
+    while not isinstance(leaf, Release | PureDP):
+        leaf = cast("Leaf", leaf.event)
+    return float(leaf.mechanism.noise_std) if isinstance(leaf, Release) else None
 
 
 def _drift(messages: Sequence[ClientMessage]) -> float | None:

@@ -1,9 +1,9 @@
 """From budgets to noise: calibration, matching, mechanism choice, heterogeneous clients."""
 
-from udpfl.harmonizer.calibrate import Calibrated, calibrate
-from udpfl.harmonizer.choose import Choice, choose
+from udpfl.harmonizer.calibrate import Calibrated, calibrate, least_reference
+from udpfl.harmonizer.choose import Choice, choose, ranked
 from udpfl.harmonizer.clients import Client, ClientPlan, harmonize
-from udpfl.harmonizer.match import match
+from udpfl.harmonizer.match import Matched, match
 from udpfl.harmonizer.setting import Setting
 from udpfl.mechanisms import Rank
 
@@ -12,10 +12,13 @@ __all__ = [
     "Choice",
     "Client",
     "ClientPlan",
+    "Matched",
     "Rank",
     "Setting",
     "calibrate",
     "choose",
     "harmonize",
+    "least_reference",
     "match",
+    "ranked",
 ]

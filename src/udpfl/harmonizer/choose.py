@@ -7,12 +7,14 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from udpfl.errors import Infeasible, Unsupported
+from udpfl.errors import BudgetExceeded, Infeasible, Unsupported
 from udpfl.harmonizer.calibrate import Calibrated, calibrate
 from udpfl.harmonizer.setting import Setting
 from udpfl.mechanisms import BUILT_IN, Mechanism, Rank
 
 log = logging.getLogger(__name__)
+
+_SAME = 1e-6  # part of an error by which two calibrations of one noise may differ
 
 
 @dataclass(frozen=True)
@@ -38,12 +40,12 @@ def choose(
 ) -> list[Choice]:
     """All of the mechanisms, least expected error first; impossible ones last, with the reason.
 
-    Every coordinate gets the same noise, so ranking by one coordinate's error ranks by the expected
-    l1 or squared l2 error of the whole release.
+    Every coordinate gets noise of the same law, so ranking by one coordinate's error ranks by the
+    expected l1 or squared l2 error of the whole release.
 
     Args:
         setting: What is released, how often, and the budget.
-        mechanisms: Names or instances; the built-in ones if left out.
+        mechanisms: Names or instances; the built-in ones that are ranked, if left out.
         rank: "l2" ranks by root mean square error, "l1" by mean absolute error.
 
     Returns:
@@ -59,17 +61,42 @@ def choose(
         ['gaussian', 'laplace']
     """
     choices = []
-    for mechanism in BUILT_IN if mechanisms is None else mechanisms:
+    for mechanism in ranked() if mechanisms is None else mechanisms:
         name = mechanism if isinstance(mechanism, str) else mechanism.name
         try:
             choices.append(Choice(name, calibrate(mechanism, setting, rank), ""))
-        except (Unsupported, Infeasible) as reason:
+        except (Unsupported, Infeasible, BudgetExceeded) as reason:
             log.info("%s: %s", name, reason)
             choices.append(Choice(name, None, str(reason)))
-    choices.sort(key=lambda choice: choice.error(rank))
+    choices = _in_order(choices, rank)
     best = choices[0]
     alone = len(choices) == 1
     return [_explained(choice, best, setting, rank, alone) for choice in choices]
+
+
+def ranked() -> list[str]:
+    """The built-in mechanisms that "auto" and "all" try.
+
+    Returns:
+        Their names.
+
+    Example:
+        >>> from udpfl.harmonizer import ranked
+        >>> "laplace" in ranked()
+        True
+    """
+    return [name for name, kind in BUILT_IN.items() if kind.is_ranked]
+
+
+def _in_order(choices: list[Choice], rank: Rank) -> list[Choice]:
+    """Least error first; of two that are one noise under two names, the one that was named first"""
+    left, ordered = list(choices), []
+    while left:
+        least = min(choice.error(rank) for choice in left)
+        first = next(choice for choice in left if choice.error(rank) <= least * (1 + _SAME))
+        left.remove(first)
+        ordered.append(first)
+    return ordered
 
 
 def _explained(choice: Choice, best: Choice, setting: Setting, rank: Rank, alone: bool) -> Choice:
@@ -86,7 +113,7 @@ def _explained(choice: Choice, best: Choice, setting: Setting, rank: Rank, alone
         more = f"{extra:.1%} more" if extra >= 5e-4 else "practically the same"
         text = f"{more} {measure} {'than' if extra >= 5e-4 else 'as'} {best.name}. "
         mine, other = (c.calibrated.statement.accountant for c in (choice, best) if c.calibrated)
-        if mine != other:
+        if mine != other and setting.reference is None:
             text = text[:-2] + f", in part because {other} is a tighter accountant than {mine}. "
         text += reason
     return Choice(choice.name, choice.calibrated, text)

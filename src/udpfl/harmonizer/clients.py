@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from udpfl.errors import InvalidInput, Unsupported
+from udpfl.errors import BudgetExceeded, InvalidInput, Unsupported
 from udpfl.harmonizer.calibrate import Calibrated, calibrate
 from udpfl.harmonizer.choose import choose
 from udpfl.harmonizer.setting import Setting
@@ -43,7 +43,7 @@ class ClientPlan:
 
 
 def harmonize(clients: Sequence[Client], rank: Rank = "l2") -> list[ClientPlan]:
-    """Calibrate every client's noise to its own budget.
+    """Calibrate every client's noise to its own budget, or match it to its own reference.
 
     Guarantee: each plan's statement is within that client's own (epsilon, delta). The penalties
     depend on the declared budgets alone, never on data, so using them costs nothing.
@@ -58,6 +58,7 @@ def harmonize(clients: Sequence[Client], rank: Rank = "l2") -> list[ClientPlan]:
     Raises:
         InvalidInput: There is no client, or two have the same name.
         Infeasible: No amount of a client's own mechanism keeps its budget.
+        BudgetExceeded: Noise that matches a client's reference costs more than its budget.
         Unsupported: No mechanism fits a client that asks for "auto".
 
     Example:
@@ -86,8 +87,12 @@ def harmonize(clients: Sequence[Client], rank: Rank = "l2") -> list[ClientPlan]:
 
 def _calibrated(client: Client, rank: Rank) -> Calibrated:
     if client.mechanism != "auto":
-        return calibrate(client.mechanism, client.setting, rank)
+        try:
+            return calibrate(client.mechanism, client.setting, rank)
+        except BudgetExceeded as refusal:
+            raise BudgetExceeded(f"{client.name}: {refusal}") from None
     best = choose(client.setting, rank=rank)[0]
     if best.calibrated is None:
-        raise Unsupported(f"client {client.name}: no mechanism fits ({best.why})")
+        kind = Unsupported if client.setting.reference is None else BudgetExceeded
+        raise kind(f"client {client.name}: no mechanism fits ({best.why})")
     return best.calibrated

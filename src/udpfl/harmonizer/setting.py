@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from udpfl.accounting import loss_distribution
 from udpfl.accounting.accountant import Accountant, Accounting, as_scalar, check_choices
-from udpfl.accounting.events import Composed, Event, Release, Repeated, Unit, message_of
+from udpfl.accounting.events import Event, Release, Repeated, Unit, message_of
 from udpfl.accounting.filter import Filter
 from udpfl.errors import InvalidInput
+from udpfl.harmonizer._reference import Reference
 from udpfl.mechanisms import Gaussian, Mechanism
 from udpfl.mechanisms.base import positive
 from udpfl.sensitivity import Sensitivity
@@ -30,7 +32,7 @@ class Setting:
     """
 
     epsilon: float
-    """Of the budget, above 0."""
+    """Of the budget, above 0; inf for none, where there is a reference."""
     delta: float
     """Of the budget, in [0, 1); 0 asks for pure DP."""
     releases: int
@@ -42,23 +44,32 @@ class Setting:
     unit: Unit = "record"
     """Whose presence is hidden: "record" or "client"."""
     accountant: Accountant | Filter = "best"
-    """Who computes the cost: "rdp", "pld", "best" of both, or a `Filter`."""
+    """Who computes the cost: "rdp", "pld", "best" of both, a `Filter`, or with scalar accounting
+    "paper", the paper's own."""
     accounting: Accounting = "vector"
     """How gradients are read: "vector" for a guarantee, "scalar" for the paper's nominal number."""
-    factors: tuple[tuple[float, int], ...] = ()
-    """Releases with so many times the noise, and how many; empty where all are alike."""
-    besides: tuple[Event, ...] = ()
-    """What else the budget has to pay for."""
-    shuffled: int = 0
-    """Messages of one release each that a shuffler mixes in a round; 0 without a shuffler."""
+    pays_for: Callable[[Mechanism], Event] | None = None
+    """All that the budget has to pay for, by the noise; None for `releases` that are alike."""
+    reference: float | None = None
+    """Noise multiplier of the Gaussian that the noise has to match; the budget is a bound then. If
+    None, the noise is the smallest that keeps the budget."""
 
     def __post_init__(self) -> None:
-        positive("epsilon", self.epsilon)
+        if self.reference is not None:
+            positive("reference", self.reference)
+            if self.delta == 0:
+                raise InvalidInput("delta", "a Gaussian, to be matched, costs no finite ε at 0")
+        if self.reference is None or self.epsilon != math.inf:
+            positive("epsilon", self.epsilon)
         check_choices(self.delta, self.accountant, self.accounting)
         self.event(Gaussian(1.0))  # checks rate and releases
         if self.accountant == "pld" and 0 < self.delta < loss_distribution.SMALLEST_DELTA:
             raise InvalidInput(
                 "delta", f"the pld accountant needs {loss_distribution.SMALLEST_DELTA:g} or more"
+            )
+        if self.accountant == "paper" and self.delta == 0:
+            raise InvalidInput(
+                "delta", "the paper accountant has no pure DP: it needs a delta above 0"
             )
         if self.rate < 1 and self.delta > 0:
             ever_used = -math.expm1(self.releases * math.log1p(-self.rate))
@@ -71,15 +82,20 @@ class Setting:
                 )
 
     def event(self, mechanism: Mechanism) -> Event:
-        """All releases with this noise, and everything besides."""
-        alike = ((1.0, self.releases),)
-        parts = [self._releases(mechanism, *own) for own in self.factors or alike]
-        return Composed((*parts, *self.besides)) if self.factors or self.besides else parts[0]
+        """All that the budget has to pay for, with this noise."""
+        if self.pays_for is not None:
+            return self.pays_for(mechanism)
+        release = Release(mechanism, self.sensitivity, self.unit)
+        return Repeated(message_of(release, self.rate), self.releases)
 
-    def _releases(self, mechanism: Mechanism, factor: float, count: int) -> Event:
-        noise = mechanism if factor == 1 else mechanism.scaled(factor)
-        release = Release(noise, self.sensitivity, self.unit)
-        return Repeated(message_of(release, self.rate, self.shuffled), count)
+    @property
+    def accounted_sensitivity(self) -> Sensitivity:
+        """The sensitivity as the chosen accounting reads it."""
+        return self.sensitivity if self.accounting == "vector" else self.sensitivity.scalar()
+
+    def reference_noise(self, multiplier: float) -> Reference:
+        """The Gaussian with this noise multiplier."""
+        return Reference(multiplier * self.accounted_sensitivity.largest("l2"))
 
     def accounted_event(self, mechanism: Mechanism) -> Event:
         """The event as the chosen accounting reads it."""

@@ -5,7 +5,8 @@ client's records), "block" (a statement that some records are of nobody who is i
 "client" (one that a new client's records are of nobody who is at another client), "budget",
 "division" (which client holds which part of one data set), "take over" (the spending of other
 accounts), "reserve" and "give back" (what a run is going to spend), "begin" and "end" (the files of
-a run, see `ledger.seals`), "upgrade" (of a file that an earlier version wrote).
+a run, and who planned a nominal one, see `ledger.seals`), "upgrade" (of a file that an earlier
+version wrote).
 """
 
 from __future__ import annotations

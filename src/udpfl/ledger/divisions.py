@@ -10,8 +10,8 @@ from typing import Any
 from udpfl.accounting.events import Event
 from udpfl.accounting.filter import Filter
 from udpfl.errors import InvalidInput, LedgerError
+from udpfl.ledger._balances import Balances
 from udpfl.ledger.accounts import Accounts
-from udpfl.ledger.balances import Balances
 from udpfl.ledger.decisions import Decisions
 from udpfl.ledger.spending import Spending, as_event
 

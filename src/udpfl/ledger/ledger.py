@@ -19,13 +19,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from udpfl.accounting.accountant import Accountant
 from udpfl.accounting.budget import Budget
 from udpfl.accounting.events import Event
 from udpfl.errors import InvalidInput
+from udpfl.ledger._reader import LedgerReader
 from udpfl.ledger.accounts import Runs
 from udpfl.ledger.chain import Head
 from udpfl.ledger.charges import Chain, Charge, imported_charge
-from udpfl.ledger.reader import LedgerReader
 from udpfl.ledger.seals import Digests
 from udpfl.ledger.spending import totals_of
 
@@ -56,23 +57,24 @@ class Ledger(LedgerReader):
         with self._file.writing():
             yield
 
-    # Runs
-
     def begin_run(
         self,
         run: str,
         *,
         randomness: str,
         accounting: str,
+        accountant: Accountant = "best",
         description: Mapping[str, Any],
         files: Digests | None = None,
     ) -> None:
         """Register a run before its first charge. Resuming registers it again, to no effect.
 
         `files` are digests of what it begins with: they are sealed together with the registration,
-        and never later, because files that were there for a while may have been edited.
+        and never later, because files that were there for a while may have been edited. The
+        `accountant` that planned a nominal run states it from then on; guarantees are stated by
+        whatever is best, or by the account's filter.
         """
-        self._runs.begin(run, randomness, accounting, description, files)
+        self._runs.begin(run, randomness, accounting, accountant, description, files)
 
     def end_run(
         self, run: str, *, head: tuple[int, str], files: Digests, outcome: Mapping[str, Any]
@@ -173,6 +175,25 @@ class Ledger(LedgerReader):
                 known = [own for own in self._reservations.held(account) if own.run == run]
                 if not known or not charged + totals <= known[0].totals:
                     self._reservations.make(account, run, charged + totals)
+
+    def exchange(self, run: str, plans: Mapping[int, Event]) -> list[int]:
+        """Reserve other releases in place of what a run has not released yet.
+
+        Returns the accounts that hold them; the others keep what is reserved.
+
+        Guarantee: by the account's filter, what the run was charged and has reserved costs no more
+        than what it reserved first, and everything keeps the budget, whatever plans depend on.
+        """
+        wanted = {account: totals_of([event]) for account, event in plans.items()}
+        with self._file.snapshot():  # accounting takes a while, and others may still write
+            self._limits.exchangeable(run, wanted)
+        with self._file.writing():
+            holding = self._limits.exchangeable(run, wanted)
+            for account in holding:
+                if not self._balances.has_room(account, run, wanted[account]):
+                    whole = self._balances.charged_in(account, run) + wanted[account]
+                    self._reservations.make(account, run, whole, exchanged=True)
+        return holding
 
     def give_back(self, run: str, *, reason: str = "", author: str | None = None) -> int:
         """Free what a run has reserved and not spent; returns of how many accounts.

@@ -13,13 +13,13 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from udpfl.accounting.accountant import account, check_choices
+from udpfl.accounting.accountant import Accountant, account, check_choices
 from udpfl.accounting.budget import Budget
 from udpfl.accounting.events import Composed, Event, Repeated, basis, leaves
 from udpfl.accounting.filter import Filter
 from udpfl.accounting.serial import event_from_json, event_to_json
 from udpfl.accounting.shuffling import unshuffled
-from udpfl.accounting.statement import PrivacyStatement
+from udpfl.accounting.statement import Kind, PrivacyStatement
 from udpfl.errors import Unsupported
 from udpfl.ledger.decisions import Decision
 from udpfl.sensitivity import whole
@@ -69,18 +69,26 @@ def accounted(
     return _accounted(frozenset(totals.items()), float(delta), filter_)
 
 
-def nominal_before(statement: PrivacyStatement, own: Event, delta: float) -> PrivacyStatement:
-    """A run's number in the paper's accounting, with what is guaranteed in all beside it."""
+def nominal_before(
+    statement: PrivacyStatement, own: Event, delta: float, accountant: Accountant
+) -> PrivacyStatement:
+    """A run's number in scalar accounting, by this accountant, with what is guaranteed beside it.
+
+    Guarantee: what is guaranteed is that of `statement`, whichever accountant this is.
+    """
     if statement.kind == "none":
         return statement
-    nominal = _nominal(own, delta)
+    nominal = _nominal(own, delta, accountant)
     notes = tuple(dict.fromkeys((*nominal.notes, *statement.notes)))
     return replace(nominal, vector_epsilon=statement.epsilon, notes=notes)
 
 
 @lru_cache(maxsize=1024)
-def _nominal(event: Event, delta: float) -> PrivacyStatement:
-    return account(event, delta, accountant="best", accounting="scalar")
+def _nominal(event: Event, delta: float, accountant: Accountant) -> PrivacyStatement:
+    try:
+        return account(event, delta, accountant, accounting="scalar")
+    except Unsupported as reason:  # at this delta, which need not be the one it planned for
+        return _unbounded(event, delta, "nominal", accountant, str(reason))
 
 
 @lru_cache(maxsize=1024)
@@ -94,17 +102,22 @@ def _accounted(
         except Unsupported as reason:
             if delta > 0:
                 raise
-            return _unbounded(event, str(reason))
+            return _unbounded(event, delta, "guarantee", "pure", str(reason))
     check_choices(delta, "best", "vector")
     return PrivacyStatement(
         0.0, delta, "guarantee", "pure", vector_epsilon=0.0, notes=("nothing was released",)
     )
 
 
-def _unbounded(event: Event, reason: str) -> PrivacyStatement:
-    """What noise without a largest privacy loss costs at delta = 0: more than any epsilon."""
+def _unbounded(
+    event: Event, delta: float, kind: Kind, accountant: str, reason: str
+) -> PrivacyStatement:
+    """What an event costs that an accountant cannot bound at this delta: more than any epsilon.
+
+    Such is noise without a largest privacy loss at delta = 0.
+    """
     unit, neighbours = basis(event)
-    return PrivacyStatement(math.inf, 0.0, "guarantee", "pure", unit, neighbours, notes=(reason,))
+    return PrivacyStatement(math.inf, delta, kind, accountant, unit, neighbours, notes=(reason,))
 
 
 def resting_on_imports(statement: PrivacyStatement) -> PrivacyStatement:

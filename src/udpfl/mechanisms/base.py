@@ -1,7 +1,8 @@
 """What a noise mechanism is: a symmetric density, its divergence under a shift, and a sampler.
 
 A mechanism knows nothing of clipping, steps or clients. It adds independent noise to every
-coordinate; what that means for a whole gradient is the business of `udpfl.accounting`.
+coordinate (or noise that belongs together to a whole vector: `mechanisms.radial`); what that means
+for a whole gradient is the business of `udpfl.accounting`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,14 @@ def positive(name: str, value: float) -> None:
         raise InvalidInput(name, f"must be a number, got {value!r}")
     if not (math.isfinite(value) and value > 0):
         raise InvalidInput(name, f"must be a finite number above 0, got {value!r}")
+
+
+def signed_uniform(shape: int | tuple[int, ...], rng: np.random.Generator) -> Floats:
+    """Uniform numbers in [-1, 1], never 0, of 63 random bits and a sign."""
+    bounds = np.iinfo(np.int64)
+    words = rng.integers(bounds.min, bounds.max, size=shape, dtype=np.int64, endpoint=True)
+    numbers: Floats = to_unit(floats(words, np.float64))
+    return numbers
 
 
 Rank = Literal["l2", "l1"]
@@ -62,6 +71,14 @@ class ShapeSearch(Protocol):
     @property
     def clip(self) -> float:
         """The bound on one record's gradient."""
+
+    @property
+    def radius(self) -> float:
+        """The largest l1 norm of one record's gradient."""
+
+    @property
+    def dimension(self) -> int:
+        """How many coordinates it has."""
 
     @property
     def shift(self) -> float:
@@ -114,6 +131,9 @@ class Mechanism(ABC):
     """D(sqrt(u)) is concave in u at every order: under l2 the worst gradient is spread evenly."""
     one_coordinate_is_worst: ClassVar[bool] = False
     """D(s) is convex in s at every order: under l1 the worst gradient is a single coordinate."""
+    falls_with_l1: ClassVar[bool] = False
+    """The density of all coordinates together falls with their l1 norm alone: under l1 a gradient
+    of a single coordinate is the worst, in every divergence at once."""
     is_closed_form: ClassVar[bool] = False
     """`renyi` is exact and cheap, so that it may be asked for at every order."""
     is_log_concave: ClassVar[bool] = False
@@ -123,6 +143,8 @@ class Mechanism(ABC):
     has_pure_guarantee: ClassVar[bool] = True
     """False where the privacy loss of a shift has no bound, whatever the parameters: there is no
     epsilon at delta = 0."""
+    is_ranked: ClassVar[bool] = True
+    """Whether "auto" and "all" try it; False where that takes long and another one always wins."""
     summary: ClassVar[str] = ""
     """What the noise is and what it is good for, in a sentence for tables."""
     plot_style: ClassVar[PlotStyle] = PlotStyle()
@@ -198,6 +220,10 @@ class Mechanism(ABC):
     @abstractmethod
     def scaled(self, factor: float) -> Self:
         """The mechanism whose noise is `factor` times this one's."""
+
+    def in_dimension(self, dimension: int | None) -> Self:
+        """The same noise for vectors of so many coordinates: itself, where each has its own."""
+        return self
 
     @classmethod
     def family(cls, clip: float) -> Family:
@@ -276,15 +302,24 @@ class Mechanism(ABC):
 
     def sample(self, shape: int | tuple[int, ...], rng: np.random.Generator) -> Floats:
         """Independent noise for every coordinate, in float64."""
-        bounds = np.iinfo(np.int64)
-        words = rng.integers(bounds.min, bounds.max, size=shape, dtype=np.int64, endpoint=True)
-        noise: Floats = self.from_bits(words, np.float64)
+        noise: Floats = self.from_signed(signed_uniform(shape, rng))
         return noise
+
+    def sample_one(self, shape: int | tuple[int, ...], rng: np.random.Generator) -> Floats:
+        """Noise of one coordinate in as many independent releases."""
+        return self.sample(shape, rng)
 
     @property
     def parameters(self) -> Mapping[str, float]:
         """The constructor's arguments, by name."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def parameters_in_words(self, digits: int = 4) -> str:
+        """The same for people: "scale 0.7071"."""
+        return ", ".join(
+            f"{name} {value:,}" if isinstance(value, int) else f"{name} {value:.{digits}g}"
+            for name, value in self.parameters.items()
+        )
 
     def _rescaled(self, factor: float, *lengths: str) -> Self:
         """A copy with every parameter that is a length multiplied by `factor`."""

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from udpfl.mechanisms.base import Mechanism
+from udpfl.mechanisms.radial import Radial
 
 _BITS = 10
 SECOND_WORD = 2.0**-20
@@ -51,10 +52,10 @@ def rounding_of(noises: Iterable[tuple[Mechanism, int]], epsilon: float) -> Roun
 
     Where noise is off by e, the probability of a point of the grid is off by a factor within
     e^(+-h), h = 2 e / grid. Over n numbers the factors multiply to one within e^(+-k), but for a
-    tiny probability, where k grows with the root of n times the mean square of h:
-    docs/mathematics.md, section 9.
+    tiny probability, where k grows with the root of n times the mean square of h. The radius of
+    whole vectors has a law that is off by a factor as well: docs/mathematics.md, section 9.
     """
-    squares, largest, epsilon = 0.0, 0.0, min(epsilon, 500.0)
+    squares, largest, epsilon, laws = 0.0, 0.0, min(epsilon, 500.0), 0.0
     for mechanism, count in noises:
         std = mechanism.noise_std
         unit = 2 * std / grid_of(mechanism)
@@ -63,12 +64,20 @@ def rounding_of(noises: Iterable[tuple[Mechanism, int]], epsilon: float) -> Roun
         beyond = np.asarray(_BEYOND * math.exp(-epsilon) / count)
         far = float(mechanism.magnitude(beyond)) / std
         squares += count * error**2
+        if isinstance(mechanism, Radial):
+            laws += count / mechanism.dimension * _law_of_radius(mechanism.dimension)
         # Where the lattice shows most is rare: ten times as much is made up for by the quarter.
         largest = max(largest, 4 * (1 + far) * error, lattice / 10)
     if not squares:
         return Rounding(0.0, 0.0)
     unlikely = _CONFIDENCE + epsilon
     order = min(math.sqrt(unlikely / (0.6 * squares)), 0.1 / largest)
-    within = 0.6 * order * squares + unlikely / order
+    within = 0.6 * order * squares + unlikely / order + laws
     # e^k in front of delta is in the hundredth that is added here.
     return Rounding(2.01 * within, 3 * math.exp(-_CONFIDENCE))
+
+
+def _law_of_radius(dimension: int) -> float:
+    """By how much the logarithm of the density of a radius is off: the rounding of the number that
+    decides whether it is kept."""
+    return (64 + 8 * math.sqrt(dimension)) * 2.0**-53

@@ -46,6 +46,7 @@ class Laplace(Mechanism):
     name: ClassVar[str] = "laplace"
     even_spread_is_worst: ClassVar[bool] = True
     one_coordinate_is_worst: ClassVar[bool] = True
+    falls_with_l1: ClassVar[bool] = True
     is_closed_form: ClassVar[bool] = True
     is_log_concave: ClassVar[bool] = True
     summary: ClassVar[str] = "double exponential noise; pure DP in any dimension"

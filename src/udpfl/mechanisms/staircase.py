@@ -107,7 +107,7 @@ class Staircase(Mechanism):
     @classmethod
     def tuned_family(cls, search: ShapeSearch) -> Family:
         """Those of the period and split with the least error."""
-        from udpfl.mechanisms.staircase_shape import best_staircase
+        from udpfl.mechanisms._staircase_shape import best_staircase
 
         return best_staircase(search)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from udpfl.models.shapes import activation_named, image, too_small
+from udpfl.models._shapes import activation_named, image, too_small
 
 
 class Cnn(nn.Module):
@@ -15,7 +15,7 @@ class Cnn(nn.Module):
     Args:
         input_shape: Channels, height and width.
         outputs: Numbers per image.
-        activation: A name of `udpfl.models.shapes.ACTIVATIONS`.
+        activation: A name of `udpfl.models._shapes.ACTIVATIONS`.
 
     Raises:
         InvalidInput: The input is no image of at least 4×4, or the activation is not known.

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from udpfl.models.shapes import activation_named, after_window, image, too_small
+from udpfl.models._shapes import activation_named, after_window, image, too_small
 
 
 class CnnSmall(nn.Module):
@@ -20,7 +20,7 @@ class CnnSmall(nn.Module):
     Args:
         input_shape: Channels, height and width.
         outputs: Numbers per image.
-        activation: A name of `udpfl.models.shapes.ACTIVATIONS`.
+        activation: A name of `udpfl.models._shapes.ACTIVATIONS`.
 
     Raises:
         InvalidInput: The input is no image of at least 14×14, or the activation is not known.

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from udpfl.models.shapes import activation_named, image, too_small
+from udpfl.models._shapes import activation_named, image, too_small
 
 
 class MedicalCnn(nn.Module):
@@ -22,7 +22,7 @@ class MedicalCnn(nn.Module):
     Args:
         input_shape: Channels, height and width.
         outputs: Numbers per image.
-        activation: A name of `udpfl.models.shapes.ACTIVATIONS`.
+        activation: A name of `udpfl.models._shapes.ACTIVATIONS`.
 
     Raises:
         InvalidInput: The input is no image of at least 8×8, or the activation is not known.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from udpfl.errors import InvalidInput
-from udpfl.models.shapes import activation_named
+from udpfl.models._shapes import activation_named
 
 
 class Mlp(nn.Module):
@@ -18,7 +18,7 @@ class Mlp(nn.Module):
         input_shape: The shape of one record; it is flattened.
         outputs: Numbers per record.
         hidden: Units of each hidden layer.
-        activation: A name of `udpfl.models.shapes.ACTIVATIONS`.
+        activation: A name of `udpfl.models._shapes.ACTIVATIONS`.
 
     Raises:
         InvalidInput: `hidden` is no list of sizes, or the activation is not known.

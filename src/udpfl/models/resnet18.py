@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from udpfl.models.residual import Residual
+from udpfl.models._residual import Residual
 
 
 class ResNet18(Residual):
@@ -21,7 +21,7 @@ class ResNet18(Residual):
         input_shape: Channels, height and width.
         outputs: Numbers per image.
         groups: The most groups of a normalisation.
-        activation: A name of `udpfl.models.shapes.ACTIVATIONS`.
+        activation: A name of `udpfl.models._shapes.ACTIVATIONS`.
 
     Raises:
         InvalidInput: The input is no image, or an option is out of range.

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from udpfl.errors import InvalidInput
-from udpfl.models.residual import Residual
+from udpfl.models._residual import Residual
 
 
 class ResNetSmall(Residual):
@@ -24,7 +24,7 @@ class ResNetSmall(Residual):
         width: Channels of the first stage.
         blocks: Residual blocks of a stage.
         groups: The most groups of a normalisation.
-        activation: A name of `udpfl.models.shapes.ACTIVATIONS`.
+        activation: A name of `udpfl.models._shapes.ACTIVATIONS`.
 
     Raises:
         InvalidInput: The input is no image, or an option is out of range.

@@ -20,8 +20,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from udpfl.errors import InvalidInput
-from udpfl.models.shapes import image, too_small
-from udpfl.models.wavelets import Scattering2d
+from udpfl.models._shapes import image, too_small
+from udpfl.models._wavelets import Scattering2d
 
 _NORMALIZATIONS = ("group", "none")
 _EPSILON = 1e-9

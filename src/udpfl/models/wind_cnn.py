@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from udpfl.errors import InvalidInput
-from udpfl.models.shapes import activation_named
+from udpfl.models._shapes import activation_named
 
 
 class WindCnn(nn.Module):
@@ -25,7 +25,7 @@ class WindCnn(nn.Module):
         input_shape: Channels and time steps.
         outputs: For how many of the last steps there is an answer.
         width: Channels of the hidden layers.
-        activation: A name of `udpfl.models.shapes.ACTIVATIONS`.
+        activation: A name of `udpfl.models._shapes.ACTIVATIONS`.
 
     Raises:
         InvalidInput: The input is no timeline of at least `outputs` steps, or an option is out of

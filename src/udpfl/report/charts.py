@@ -9,7 +9,7 @@ from decimal import ROUND_CEILING, Context
 from typing import Any, Literal
 
 from udpfl.accounting.statement import Kind
-from udpfl.report.protection import Clipped
+from udpfl.report._protection import Clipped
 from udpfl.report.read import Client, RunRecord, Tone
 
 Values = list[float | None]
@@ -111,6 +111,7 @@ def run_charts(run: RunRecord) -> list[Chart]:
         _loss(run),
         _epsilon_by_round(run),
         _epsilon_by_client(run),
+        _noise_by_round(run),
         _signal(run),
         _clip_fraction(run),
         _class_accuracy(run),
@@ -131,15 +132,15 @@ def _quality(run: RunRecord) -> list[Chart]:
         line = Series("accuracy", x, y, "main")
         return [
             Chart("accuracy", "Accuracy by round", "round", "test accuracy", "percent", (line,),
+                  marks=marks_of([run], "accuracy"),
                   note="On the test records, which are treated as public.")
         ]  # fmt: skip
     charts = []
     for key, name in (("rmse", "RMSE"), ("mae", "MAE")):
         x, y = run.column(key)
-        marks = [(ref[key], label) for label, ref in run.references.items() if key in ref]
         charts.append(
             Chart(key, f"{name} by round", "round", f"test {name}", "number",
-                  (Series(name, x, y, "main"),), marks=tuple(marks),
+                  (Series(name, x, y, "main"),), marks=marks_of([run], key),
                   note="On the test records, which are treated as public.")
         )  # fmt: skip
     return charts
@@ -148,7 +149,21 @@ def _quality(run: RunRecord) -> list[Chart]:
 def _loss(run: RunRecord) -> Chart:
     x, y = run.column("loss")
     return Chart("loss", "Loss by round", "round", "test loss", "number",
-                 (Series("loss", x, y, "main"),))  # fmt: skip
+                 (Series("loss", x, y, "main"),),
+                 marks=marks_of([run], "loss"))  # fmt: skip
+
+
+def marks_of(runs: Sequence[RunRecord], metric: str) -> tuple[tuple[float, str], ...]:
+    """Published figures in this metric, and the target where all runs have the same in it."""
+    known = [(ref[metric], name) for run in runs for name, ref in run.references.items()
+             if metric in ref]  # fmt: skip
+    targets = {run.target for run in runs}
+    target = targets.pop() if len(targets) == 1 else None
+    if target is not None and target.metric == metric:
+        found = runs[0].reached if len(runs) == 1 else None
+        known.append((target.value, f"target, reached in round {found.round}" if found else
+                      "target"))  # fmt: skip
+    return tuple(dict.fromkeys(known))
 
 
 def _budget_marks(run: RunRecord) -> tuple[tuple[float, str], ...]:
@@ -238,6 +253,22 @@ def _budget_note(run: RunRecord) -> str:
 def _spending(client: Client) -> tuple[float, float]:
     spent = client.statement.epsilon if client.statement else 0.0
     return spent, client.budget[0] if client.budget else 0.0
+
+
+def _noise_by_round(run: RunRecord) -> Chart | None:
+    if run.kind == "none" or run.config.privacy.pace == "uniform":
+        return None
+    x, high = run.column("noise_std", "max", evaluated=False)
+    _, low = run.column("noise_std", "min", evaluated=False)
+    name = "noise of every client" if high == low else "noise, largest of any client"
+    bands = () if high == low else (Band("all clients", x, low, high, "main"),)
+    note = "Standard deviation of the noise on a clipped sum, as it was charged."
+    if run.config.privacy.pace == "plateau":
+        note += " It falls when results stop improving, as far as budgets hold."
+    if run.config.privacy.clip_quantile is not None:
+        note += " The clip adapts: this is in units of the planned clip."
+    return Chart("noise", "Noise by round", "round", "standard deviation", "number",
+                 (Series(name, x, high, "main"),), bands, note=note)  # fmt: skip
 
 
 def _signal(run: RunRecord) -> Chart:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from udpfl.errors import InvalidInput, UdpflError
-from udpfl.report.charts import Chart, class_names, run_charts
-from udpfl.report.comparison import comparison_charts
+from udpfl.report._comparison import comparison_charts
+from udpfl.report.charts import SIMULATION_ONLY, Chart, class_names, run_charts
 from udpfl.report.read import RunRecord, read_runs
 
 _COLOURS = {
@@ -18,7 +18,7 @@ _COLOURS = {
     "run-0": "#1f5fbf", "run-1": "#b5176a", "run-2": "#0b7285", "run-3": "#7a3fb0",
     "run-4": "#7a6200", "run-5": "#4b5563", "run-6": "#6d4c41", "run-7": "#2b2f77",
 }  # fmt: skip
-_SHORT = {True: "simulation only: a real client would not publish this", False: ""}
+_SHORT = {SIMULATION_ONLY: "simulation only: a real client would not publish this"}
 
 
 def write_figures(
@@ -139,7 +139,7 @@ def _finished(figure: Any, axes: Any, title: str, warning: str) -> None:
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     if warning:
-        said = _SHORT[warning.startswith("Simulation")] or warning
+        said = _SHORT.get(warning, warning)
         figure.text(0.99, 0.985, said, ha="right", va="top", fontsize=9, color="#a85400")
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from udpfl.ledger.ledger import Ledger
 from udpfl.ledger.seals import Digests, Ending, Sealed, digests
-from udpfl.report.differences import Difference
+from udpfl.report._differences import Difference
 from udpfl.runs.files import RunFiles
 from udpfl.runs.names import BEGUN_WITH, ENDED_WITH
 from udpfl.runs.schema import Summary

@@ -15,12 +15,12 @@ from typing import Any
 
 from udpfl._version import __version__
 from udpfl.accounting.statement import shown
-from udpfl.report import sections
+from udpfl.report import _sections
+from udpfl.report._client_table import clients
+from udpfl.report._comparison import comparison_charts, unique_names, units_of
+from udpfl.report._sections import figure, privacy_badge, prose, text
 from udpfl.report.charts import Chart, run_charts
-from udpfl.report.client_table import clients
-from udpfl.report.comparison import comparison_charts, unique_names, units_of
 from udpfl.report.read import RunRecord
-from udpfl.report.sections import figure, privacy_badge, prose, text
 from udpfl.report.selection import Selection, selection_of
 from udpfl.report.words import counted, explain, no_number, small, unit_of
 
@@ -45,15 +45,15 @@ def run_page(run: RunRecord) -> str:
     """
     charts = run_charts(run)
     body = [
-        sections.header(run),
-        sections.banner(run),
+        _sections.header(run),
+        _sections.banner(run),
         _charts([c for c in charts if c.id != "classes"]),
-        sections.references(run),
-        sections.confusion(run, "".join(_card(c) for c in charts if c.id == "classes")),
-        sections.privacy(run),
+        _sections.references(run),
+        _sections.confusion(run, "".join(_card(c) for c in charts if c.id == "classes")),
+        _sections.privacy(run),
         clients(run),
-        sections.configuration(run.config),
-        sections.facts(run),
+        _sections.configuration(run.config),
+        _sections.facts(run),
     ]
     return _document(f"{run.name}: run report", "".join(body), charts)
 
@@ -140,6 +140,7 @@ def _figures(
     deltas = len({run.statement.delta for run in private}) > 1
     units = any(run.unit == "client" for run in private)
     about = f"{'<th>δ</th>' if deltas else ''}{'<th>unit</th>' if units else ''}"
+    aims = any(run.target is not None for run in runs)
     rows = []
     for run, name in zip(runs, names, strict=True):
         cells = "".join(f"<td>{figure(run.last.get(k), k == 'accuracy')}</td>" for k in quality)
@@ -152,22 +153,31 @@ def _figures(
             epsilon += f"</td><td>{unit_of(run)}"
         state = "" if run.finished and not run.stopped else ", not finished"
         state = ", ended early" if run.stopped else state
+        aim = f"<td>{_aim(run)}</td>" if aims else ""
         rows.append(
             f'<tr><th scope="row">{text(name)}</th>{cells}<td>{epsilon}</td>'
-            f"<td>{privacy_badge(run)}</td><td>{run.rounds}{state}</td></tr>"
+            f"<td>{privacy_badge(run)}</td><td>{run.rounds}{state}</td>{aim}</tr>"
         )
     chosen = "" if selection is None else f'<p class="state">{text(selection.sentence)}</p>'
-    width = len(quality) + 3 + deltas + units
+    width = len(quality) + 3 + deltas + units + aims
     rows += [
         f'<tr class="failed"><th scope="row">{text(name)}</th>'
         f'<td colspan="{width}">Failed: {prose(reason)}</td></tr>'
         for name, reason in failed.items()
     ]
+    head += f"<th>ε</th>{about}<th>privacy</th><th>rounds</th>{'<th>target</th>' if aims else ''}"
     return (
         '<section aria-labelledby="figures"><h2 id="figures">Final figures</h2><div class="scroll">'
-        f"<table><thead><tr><th>run</th>{head}<th>ε</th>{about}<th>privacy</th><th>rounds</th>"
-        f"</tr></thead><tbody>{''.join(rows)}</tbody></table></div>{chosen}</section>"
+        f"<table><thead><tr><th>run</th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+        f"</div>{chosen}</section>"
     )
+
+
+def _aim(run: RunRecord) -> str:
+    """The target of a run, and what it took to reach it."""
+    if run.target is None:
+        return "–"
+    return text(f"{run.target}: {run.reached or 'not reached'}")
 
 
 def _privacy_of_each(runs: Sequence[RunRecord], names: Sequence[str]) -> str:

@@ -13,16 +13,16 @@ from udpfl.accounting.events import Unit
 from udpfl.accounting.statement import Kind, PrivacyStatement, largest, shown
 from udpfl.config import Config, load
 from udpfl.errors import InvalidInput, UdpflError
-from udpfl.report.protection import Clipped, clip_of, in_sentences, noise_of, what_is_clipped
-from udpfl.report.unfinished import spent_by_unfinished
+from udpfl.report._protection import Clipped, clip_of, in_sentences, noise_of, what_is_clipped
+from udpfl.report._unfinished import spent_by_unfinished
 from udpfl.report.verification import Verification, check_run
 from udpfl.runs.files import RunFiles, has_begun
 from udpfl.runs.ledgers import ledger_of
 from udpfl.runs.names import CONFIG
 from udpfl.runs.schema import ClientRow, Evaluation, Identity, Pair, RoundRow, Summary
+from udpfl.runs.targets import Reached, Target
 
 Tone = Literal["guarantee", "nominal", "none", "unverified"]
-_LATER = "the ledger was charged"
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,8 @@ class Client:
     held: Pair | None
     """The budget that the ledger held when the run ended; None where that is not known."""
     statement: PrivacyStatement | None
+    later: str | None = None
+    """What the ledger was charged with after the run had ended, in words."""
 
     @property
     def budget(self) -> Pair | None:
@@ -128,6 +130,16 @@ class RunRecord:
         return ("rmse", "mae", "mse") if self.task == "regression" else ("accuracy",)
 
     @property
+    def target(self) -> Target | None:
+        """The figure that the configuration names; None where it names none."""
+        return Target.of(self.config)
+
+    @cached_property
+    def reached(self) -> Reached | None:
+        """What it took to reach the target; None where it was not reached."""
+        return None if self.target is None else self.target.first_reached(self.metrics)
+
+    @property
     def kind(self) -> Kind:
         """What may be said of the whole run."""
         return self.statement.kind
@@ -156,10 +168,9 @@ class RunRecord:
         if self.contradicted:
             return PrivacyStatement.none("; ".join(self.verification.reasons))
         if self.summary:
-            later = [c.statement.notes for c in self.clients if c.statement is not None]
             said = self.summary.privacy
-            notes = (note for own in later for note in own if note.startswith(_LATER))
-            return replace(said, notes=(*said.notes, *dict.fromkeys(notes)))
+            later = dict.fromkeys(c.later for c in self.clients if c.later is not None)
+            return replace(said, notes=(*said.notes, *later))
         kind = self.identity.privacy.kind
         if kind == "none":
             return PrivacyStatement.none(self.identity.privacy.why or "privacy is turned off")
@@ -262,8 +273,7 @@ def read_run(path: Path) -> RunRecord:
     spent, unread = _spent(path, files)
     statements, uncounted = spent, unread
     if summary is not None:
-        ended = summary.clients.items()
-        statements, unread = {n: _with_later(s, spent.get(n)) for n, s in ended}, None
+        statements, unread = dict(summary.clients), None
     verification = check_run(files, kind == "nominal")
     if verification.state == "contradicted":
         statements = {}
@@ -278,8 +288,8 @@ def read_run(path: Path) -> RunRecord:
         identity=identity,
         metrics=metrics,
         clients=[
-            _client(row, metrics, held.get(row.name), statements.get(row.name))
-            for row in files.clients
+            _client(row, metrics, kind != "none", held.get(n), statements.get(n), spent.get(n))
+            for row, n in ((row, row.name) for row in files.clients)
         ],
         summary=summary,
         evaluation=_of_training(files.evaluation, metrics),
@@ -308,30 +318,37 @@ def _of_training(evaluation: Evaluation | None, metrics: Sequence[RoundRow]) -> 
     return Evaluation(task=evaluation.task, references=evaluation.references)
 
 
-def _with_later(ended: PrivacyStatement, now: PrivacyStatement | None) -> PrivacyStatement:
-    """What was said when the run ended, and that the account holds more since, if it does."""
-    if now is None or not now.vector_epsilon > ended.vector_epsilon * (1 + 1e-9):
-        return ended
-    note = (
-        f"{_LATER} with more since this run ended, and holds ε = {shown(now.vector_epsilon)} now: "
-        "`udpfl budget show`"
+def _later(ended: PrivacyStatement | None, now: PrivacyStatement | None) -> str | None:
+    """That the account holds more than when the run ended, if it does."""
+    if ended is None or now is None:
+        return None
+    if not now.vector_epsilon > ended.vector_epsilon * (1 + 1e-9):
+        return None
+    return (
+        "the ledger was charged with more since this run ended, and holds "
+        f"ε = {shown(now.vector_epsilon)} now: `udpfl budget show`"
     )
-    return replace(ended, notes=(*ended.notes, note))
 
 
 def _client(
     row: ClientRow,
     metrics: Sequence[RoundRow],
+    is_claimed: bool,
     held: Pair | None,
     statement: PrivacyStatement | None,
+    now: PrivacyStatement | None,
 ) -> Client:
+    later = _later(statement, now)
+    if statement is not None and later is not None:
+        statement = replace(statement, notes=(*statement.notes, later))
     return Client(
         name=row.name,
         declared_size=row.declared_size,
         rounds=row.rounds,
-        noise=noise_of(row),
+        noise=noise_of(row, is_claimed),
         clip=clip_of(row, metrics),
         configured=row.budget,
         held=held,
         statement=statement,
+        later=later,
     )

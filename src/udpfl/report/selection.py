@@ -6,7 +6,8 @@ same records.
 
 Guarantee: a total is an upper bound on what the counted runs together tell about one unit, if their
 settings do not depend on what the others released (adaptive composition is of mechanisms that are
-fixed beforehand).
+fixed beforehand). Where the noise of a run followed its results, a filter adds all of them up, and
+the total holds whatever settings depended on.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any, Literal
 
 from udpfl.accounting.alternatives import account_alternatives
 from udpfl.accounting.events import Composed, Event, Unit
+from udpfl.accounting.filter import Filter
 from udpfl.accounting.statement import PrivacyStatement, shown
 from udpfl.errors import UdpflError
 from udpfl.ledger import Ledger
@@ -97,6 +99,8 @@ class Selection:
             if self.fixed
             else "if their settings were fixed beforehand"
         )
+        if said.composition == "filter":
+            fixed = "whatever their settings depended on"
         trusted = ", against everyone but the trusted server" if trusts_server(said) else ""
         remark = _REMARKS[total.records]
         if said.unit == "client" and remark:
@@ -264,8 +268,14 @@ def _together(members: Sequence[_Member]) -> PrivacyStatement | None:
     if not sets:
         return None
     statements = [member.run.statement for member in members]
+    # A filter that no result has chosen, where noise followed results.
+    follows = any(member.run.config.privacy.pace == "plateau" for member in members)
     try:
-        total = account_alternatives(sets, max(statement.delta for statement in statements))
+        total = account_alternatives(
+            sets,
+            max(statement.delta for statement in statements),
+            Filter.planned() if follows else None,
+        )
     except UdpflError as error:
         return PrivacyStatement.none(f"their releases cannot be added up: {error}")
     assumed = [n for s in statements for n in s.notes if n.startswith("assumes")]

@@ -20,7 +20,7 @@ from udpfl.ledger.accounts import Account
 from udpfl.ledger.chain import Head
 from udpfl.ledger.ledger import Ledger
 from udpfl.ledger.seals import Ending
-from udpfl.report.differences import Difference, differences
+from udpfl.report._differences import Difference, differences
 from udpfl.report.mismatches import mismatches
 from udpfl.runs.files import RunFiles
 from udpfl.runs.ledgers import ledger_of

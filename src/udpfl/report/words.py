@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from udpfl.accounting.events import Neighbours, Unit
 from udpfl.accounting.statement import PrivacyStatement, shown
 from udpfl.ledger.charges import TRUST
-from udpfl.report.notes import notes_of_all
+from udpfl.report._notes import notes_of_all
 from udpfl.report.read import RunRecord
 
 LABELS = {

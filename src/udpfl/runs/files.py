@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from udpfl.errors import InvalidInput
 from udpfl.runs import names
+from udpfl.runs._version1 import as_version_2
 from udpfl.runs.schema import (
     VERSION,
     ClientRow,
@@ -26,7 +27,6 @@ from udpfl.runs.schema import (
     Summary,
     version_of,
 )
-from udpfl.runs.version1 import as_version_2
 
 T = TypeVar("T")
 

@@ -47,8 +47,6 @@ class Checkpoint(NamedTuple):
 
     round: int
     tensors: Tensors
-    answered: dict[str, int]
-    """Rounds that each client had answered."""
     head: tuple[int, str]
     """The number and the hash of the last charge in the ledger then."""
 
@@ -187,18 +185,13 @@ class RunFolder:
         write_whole(self.path / names.RECORDS, buffer.getvalue())
 
     def write_checkpoint(
-        self,
-        round_: int,
-        server: Tensors,
-        answered: Mapping[str, int] | None = None,
-        head: tuple[int, str] = (0, ""),
+        self, round_: int, server: Tensors, head: tuple[int, str] = (0, "")
     ) -> None:
-        """The server's state after a round, how many rounds each client had answered, and the last
-        charge in the ledger.
+        """The server's state after a round, and the last charge in the ledger.
 
         The two latest are kept.
         """
-        header = {"round": round_, "answered": dict(answered or {}), "head": list(head)}
+        header = {"round": round_, "head": list(head)}
         data = tensors_to_bytes(server, header)
         write_whole(self._checkpoint(round_), data)
         cut_short = (self.path / names.CHECKPOINTS).glob(".round-*")  # by a crash
@@ -212,7 +205,7 @@ class RunFolder:
                 tensors, header = tensors_from_bytes(path.read_bytes())
                 number, chain = header.get("head", (0, ""))  # an older one knows of none
                 head = int(number), str(chain)
-                return Checkpoint(int(header["round"]), tensors, dict(header["answered"]), head)
+                return Checkpoint(int(header["round"]), tensors, head)
             except (UdpflError, OSError, KeyError, TypeError, ValueError):
                 continue
         return None
@@ -235,7 +228,7 @@ class RunFolder:
         return self.path / names.CHARGED
 
     def _checkpoint(self, round_: int) -> Path:
-        return self.path / names.CHECKPOINTS / f"round-{round_:06d}.safetensors"
+        return self.path / names.CHECKPOINTS / _name_of(round_)
 
     def _checkpoints(self) -> list[Path]:
         return sorted((self.path / names.CHECKPOINTS).glob("round-*.safetensors"))
@@ -245,7 +238,7 @@ class RunFolder:
         folder = self.path / names.AGGREGATES
         with explained(folder):
             folder.mkdir(exist_ok=True)
-        write_whole(folder / f"round-{round_:06d}.safetensors", data)
+        write_whole(folder / _name_of(round_), data)
         oldest = min((int(p.stem[-6:]) for p in self._checkpoints()), default=0)
         for old in folder.glob("round-*.safetensors"):
             if int(old.stem[-6:]) <= oldest:
@@ -253,7 +246,7 @@ class RunFolder:
 
     def read_aggregate(self, round_: int) -> bytes | None:
         """The same; None where nothing was let out in that round."""
-        path = self.path / names.AGGREGATES / f"round-{round_:06d}.safetensors"
+        path = self.path / names.AGGREGATES / _name_of(round_)
         return path.read_bytes() if path.is_file() else None
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
@@ -296,3 +289,8 @@ def _free(path: Path) -> bool:
         return False
     found = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}
     return found <= {names.CONFIG, names.CLIENTS, names.RECORDS, names.CHECKPOINTS}
+
+
+def _name_of(round_: int) -> str:
+    """The file of a round; names sort as rounds do."""
+    return f"round-{round_:06d}.safetensors"

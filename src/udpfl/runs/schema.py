@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 from udpfl.accounting.statement import Kind, PrivacyStatement
 from udpfl.errors import InvalidInput
+from udpfl.harmonizer import Matched
 from udpfl.ledger.chain import Head
 
 if TYPE_CHECKING:
     from udpfl.data.records import Task
 
 VERSION = 2
-"""Of the run folders that are written now. Version 1 had no such field, see `runs.version1`."""
+"""Of the run folders that are written now. Version 1 had no such field, see `runs/_version1.py`."""
 
 Plain = Mapping[str, Any]
 """A JSON object."""
@@ -128,18 +129,24 @@ class ClientRow:
     rate: float
     rounds: int
     steps: int
+    batches: int = 1
+    epochs: int = 1
     trainings: int = 1
     participation: float = 1.0
     penalty: float = 0.0
     parameters: bool = False
     diameter: bool = False
     delta: float | None = None
+    shares_steps: bool = False
     count: Plain | None = None
     factors: tuple[float, ...] = ()
+    levels: tuple[float, ...] = ()
     asked: tuple[int, ...] = ()
     shuffled: int = 0
     release: Plain | None = None
     budget: Pair | None = None
+    matched: Matched | None = None
+    """To what its noise was matched; written only where it was."""
 
     @property
     def stated_delta(self) -> float | None:
@@ -149,8 +156,10 @@ class ClientRow:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         plain = {own.name: getattr(self, own.name) for own in fields(self)}
-        lists = {"factors": list(self.factors), "asked": list(self.asked)}
-        return {**plain, **lists, "budget": None if self.budget is None else list(self.budget)}
+        plain |= {key: list(getattr(self, key)) for key in ("factors", "levels", "asked")}
+        plain["budget"] = None if self.budget is None else list(self.budget)
+        matched = plain.pop("matched")
+        return plain if matched is None else {**plain, "matched": matched.to_dict()}
 
     @classmethod
     def from_dict(cls, plain: Any) -> ClientRow:
@@ -165,18 +174,23 @@ class ClientRow:
             rate=_field(plain, "rate", float | int),
             rounds=_field(plain, "rounds", int),
             steps=_field(plain, "steps", int),
+            batches=_field(plain, "batches", int, 1),
+            epochs=_field(plain, "epochs", int, 1),
             trainings=_field(plain, "trainings", int, 1),
             participation=_field(plain, "participation", float | int, 1.0),
             penalty=_field(plain, "penalty", float | int, 0.0),
             parameters=released,
             diameter=_field(plain, "diameter", bool, released),
             delta=_field(plain, "delta", float | int | None, None),
+            shares_steps=_field(plain, "shares_steps", bool, False),
             count=_field(plain, "count", dict | None, None),
             factors=tuple(_field(plain, "factors", list, [])),
+            levels=tuple(_field(plain, "levels", list, [])),
             asked=tuple(_field(plain, "asked", list, [])),
             shuffled=_field(plain, "shuffled", int, 0),
             release=_field(plain, "release", dict | None),
             budget=_pair("budget", _field(plain, "budget", list | None)),
+            matched=Matched.from_dict(plain["matched"]) if "matched" in plain else None,
         )
 
 
@@ -221,6 +235,13 @@ class RoundRow(Mapping[str, Any]):
         """By how much the clip of the next round differs from the planned one, if it adapts."""
         factor = self.plain.get("clip_factor")
         return None if factor is None else float(factor)
+
+    @property
+    def noise_std(self) -> float | None:
+        """The standard deviation of the noise, the largest of any client; None if not known."""
+        noise = self.plain.get("noise_std")
+        most = noise.get("max") if isinstance(noise, Mapping) else None
+        return most if isinstance(most, float) else None
 
     def __getitem__(self, key: str) -> Any:
         return self.plain[key]

@@ -18,8 +18,8 @@ from udpfl.algorithms import ClientMessage
 from udpfl.engine import Keyed, MechanismNoiser, NormClipper, Unclipped
 from udpfl.errors import BudgetExceeded, InvalidInput, LedgerError, Unsupported
 from udpfl.federation.plan import ReleasePlan
+from udpfl.federation.stage_builder import sum_noise
 from udpfl.federation.stages.trusted_server import TrustedServer
-from udpfl.federation.staging import sum_noise
 from udpfl.ledger.ledger import Ledger
 from udpfl.runs.folder import RunFolder
 

@@ -424,6 +424,22 @@ def test_what_a_method_writes_to_rates_and_steps_reaches_nobody():
         assert torch.equal(sent["steps"], torch.full((2,), 3))
 
 
+class Rewinds(FedAvg):
+    """Sets the round, which is in the keys of all its noise."""
+
+    name = "rewinds"
+    without_records = "stays"
+
+    def client_step(self, received, state, train):
+        train.round = 1
+        return super().client_step(received, state, train)
+
+
+def test_a_method_cannot_set_the_round():
+    with pytest.raises(AttributeError, match="round"):
+        trained_together(Rewinds(ServerStep()), [20])
+
+
 SHARED = torch.zeros(1)
 
 

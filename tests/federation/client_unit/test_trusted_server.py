@@ -17,8 +17,8 @@ from udpfl.algorithms import ClientMessage
 from udpfl.engine import Keyed
 from udpfl.errors import InvalidInput, Unsupported
 from udpfl.federation.plan import ReleasePlan
+from udpfl.federation.stage_builder import sum_noise
 from udpfl.federation.stages.trusted_server import TrustedServer
-from udpfl.federation.staging import sum_noise
 from udpfl.ledger.ledger import Ledger
 from udpfl.runs.folder import RunFolder
 
@@ -154,7 +154,7 @@ def test_a_noisy_mean_is_kept_as_long_as_its_round_may_run_again(tmp_path):
         folder.write_aggregate(round_, bytes([round_]))
         kept.append([r for r in range(1, 6) if folder.read_aggregate(r) == bytes([r])])
         if round_ in (2, 4):
-            folder.write_checkpoint(round_, model, {})
+            folder.write_checkpoint(round_, model)
     # From the checkpoint of round 2 a run goes on with round 3.
     assert kept == [[1], [1, 2], [3], [3, 4], [3, 4, 5]]
 

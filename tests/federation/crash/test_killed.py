@@ -19,14 +19,19 @@ from tests.federation.crash.processes import (
     PATIENCE,
     RESUME,
     ROUNDS,
+    SETTINGS,
+    STEPS,
     Place,
     kill,
     wait,
 )
 from tests.repository import ROOT
 from udpfl.algorithms.message import ClientMessage
-from udpfl.federation.watchers import Checkpoints
-from udpfl.ledger.outbox import Outbox
+from udpfl.audit.ledger import audit_ledger
+from udpfl.federation._assembly import Assembly
+from udpfl.ledger._outbox import Outbox
+from udpfl.ledger._reservations import Reservations
+from udpfl.ledger.ledger import Ledger
 from udpfl.runs.folder import RunFolder
 
 # Killed
@@ -38,7 +43,7 @@ def killed_at_random(place, kills, rounds, seed):
     place.go()
     for _ in range(kills):
         (place.here / "reached").unlink(missing_ok=True)
-        before, traps = len(place.truth()), [(Checkpoints, "restore", 1, wait)]
+        before, traps = len(place.truth()), [(Assembly, "restore", 1, wait)]
         begun = (place.run / "run.json").exists()
         process = place.resume(traps) if begun else place.begin(f"training.rounds={rounds}", traps)
         process.until(place.reached)
@@ -125,6 +130,42 @@ def test_a_seeded_run_comes_to_the_same_bits(place, reference, tmp_path):
         for own in (place, whole)
     ]
     assert rows[0] == rows[1]
+
+
+FOLLOWS = 'pace = "plateau"\npace_follows = "update"\npace_patience = 1\nledger = "site.sqlite"\n'
+
+
+def test_killed_while_noise_follows_results(tmp_path):
+    """Between an exchange of what is reserved and the charge for it, and in the middle of both."""
+    place = Place(tmp_path / "place", tmp_path / "place" / "site.sqlite")
+    text = SETTINGS.replace("[privacy]\n", f"[privacy]\n{FOLLOWS}")
+    (place.here / "config.toml").write_text(text)
+    for owner, name, call in (
+        (Reservations, "make", CLIENTS + 2),  # inside the first exchange
+        (Outbox, "put", CLIENTS + 2),  # inside a commit
+        (Ledger, "commit", 2),  # after the exchange
+        (RunFolder, "write_checkpoint", 2),
+    ):
+        traps = [(owner, name, call, kill)]
+        process = place.resume(traps) if place.run.exists() else place.begin(traps=traps)
+        assert process.ended() == -signal.SIGKILL, name
+    assert place.resume().ended() == 0
+    charged, digests = Counter(), {}
+    with Ledger(place.ledger, read_only=True) as ledger:
+        assert ledger.verify() == []
+        for entry in ledger.history():
+            charged[entry.client, entry.round] += entry.count
+        stds = [entry.event.event.mechanism.std for entry in ledger.history(1)]
+        assert all(ledger.statement(own.id).epsilon <= 5.0 for own in ledger.accounts())
+        assert all(ledger.reserved(own.id) == {} for own in ledger.accounts())
+    assert set(charged.values()) == {STEPS}
+    assert len(charged) == CLIENTS * ROUNDS
+    for key, digest in place.truth():
+        assert digests.setdefault(key, digest) == digest  # sent again, not trained again
+    assert digests.keys() == charged.keys()
+    assert stds == sorted(stds, reverse=True)  # a crash lowers no noise and raises none
+    assert len(set(stds)) > 2
+    assert audit_ledger(place.ledger).sound
 
 
 # The command as it is installed

@@ -17,8 +17,8 @@ from udpfl.accounting import Composed, PoissonSampled, Release, Repeated, Sensit
 from udpfl.accounting import account as accounted
 from udpfl.accounting.budget import Budget
 from udpfl.accounting.shuffling import exact_randomised_response, nominal, unshuffled
+from udpfl.audit._one_run import one_run
 from udpfl.audit.ledger import audit_ledger
-from udpfl.audit.one_run import one_run
 from udpfl.config import load
 from udpfl.data import as_dataset
 from udpfl.federation import Setup
@@ -155,17 +155,22 @@ def test_a_nominal_run_uses_the_lemma_and_says_what_holds(federate):
     assert audit_ledger(mixed.folder).sound
 
 
-def test_messages_of_several_releases_are_not_amplified(federate):
-    mixed, _ = federate({"accounting": "scalar"}, {"local_steps": 2})
-    plain, _ = federate({"accounting": "scalar"}, {"local_steps": 2, "shuffle": False})
-    assert mixed.privacy.epsilon == plain.privacy.epsilon
-    assert any("holds 2 releases" in note for note in mixed.privacy.notes)
+def test_counts_of_an_adaptive_clip_are_not_among_the_mixed(federate):
+    """The server reads them before the shuffler does."""
+    mixed, _ = federate({"accounting": "scalar", "clip_quantile": 0.5}, {"local_steps": 2})
     with Ledger(mixed.ledger_path, read_only=True) as ledger:
-        assert not any(isinstance(entry.event, Shuffled) for entry in ledger.history())
+        kinds = {(type(e.event), e.count, e.round) for e in ledger.history(1)}
+    assert kinds == {
+        (Shuffled, 2, 1),
+        (Shuffled, 2, 2),
+        (PoissonSampled, 1, 1),
+        (PoissonSampled, 1, 2),
+    }
 
 
+@pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize("late", [False, True])
-def test_only_messages_that_were_mixed_count(federate, monkeypatch, tmp_path, late):
+def test_only_messages_that_were_mixed_count(federate, monkeypatch, tmp_path, late, steps):
     class Lowers(Seen):
         """Sets a budget that is too small once the run has begun."""
 
@@ -177,14 +182,20 @@ def test_only_messages_that_were_mixed_count(federate, monkeypatch, tmp_path, la
     shared = {"accounting": "scalar", "ledger": str(tmp_path / "shared.sqlite")}
     if late:  # the budget is seen to be too small only when the charge is made
         monkeypatch.setattr(Ledger, "refusals", lambda *_: {})
-    result, seen = federate(shared, {"rounds": 1}, seen=Lowers())
+    result, seen = federate(shared, {"rounds": 1, "local_steps": steps}, seen=Lowers())
     assert len(seen.messages) == 2
     with Ledger(result.ledger_path, read_only=True) as ledger:
         new = list(ledger.history())
         assert {entry.client for entry in new} == {"client-1", "client-2"}
         for entry in new:
             mixed = entry.event
-            assert not isinstance(mixed, Shuffled) if late else mixed.clients == 2
+            assert entry.count == steps
+            alone = (
+                PoissonSampled(mixed.rate, mixed.event)
+                if late
+                else Shuffled(mixed.event, 2, releases=steps)
+            )
+            assert mixed == alone
         assert ledger.verify() == []
 
 

@@ -17,6 +17,7 @@ from udpfl.config import load
 from udpfl.engine import Entropy
 from udpfl.errors import InvalidInput, Unsupported
 from udpfl.federation import ReleasePlan, RunFolder
+from udpfl.federation.stage_builder import build_stages
 from udpfl.federation.stages import Stage
 from udpfl.federation.stages.adaptive_clip import AdaptiveClip
 from udpfl.federation.stages.averaging import Averaging
@@ -24,7 +25,6 @@ from udpfl.federation.stages.budget_pull import BudgetPull
 from udpfl.federation.stages.downlink_noise import DownlinkNoise
 from udpfl.federation.stages.shuffler import Shuffler
 from udpfl.federation.stages.trusted_server import TrustedServer
-from udpfl.federation.staging import build_stages
 
 
 def message(client, size=1, **tensors):
@@ -98,12 +98,12 @@ def test_whoever_adds_noise_comes_first_and_names_are_taken_off_last():
     noise, plans = OwnNoise(Gaussian(1.0), Gaussian(1.0), ""), [ReleasePlan("a", 10, 1.0, 5, 1)]
 
     def kinds(config):
-        found = build_stages(load(config), plans, noise, RunFolder(Path()), "key", Entropy())
+        found = build_stages(load(config), plans, noise, RunFolder(Path()), "key", Entropy(), float)
         return [type(stage) for stage in found]
 
     assert kinds(pulled) == [TrustedServer, BudgetPull, DownlinkNoise]
     assert kinds(shuffled) == [TrustedServer, AdaptiveClip, Shuffler, Doubled, DownlinkNoise]
-    assert build_stages(load(), plans, None, None, "key", Entropy()) == []
+    assert build_stages(load(), plans, None, None, "key", Entropy(), float) == []
 
 
 class Doubled(Stage):
@@ -125,7 +125,7 @@ class Demanding(Stage):
 def test_what_is_no_stage_is_refused(name, why):
     config = load({"training": {"stages": [f"{__name__}:{name}"]}})
     with pytest.raises(InvalidInput, match=why):
-        build_stages(config, [], None, None, "key", Entropy())
+        build_stages(config, [], None, None, "key", Entropy(), float)
 
 
 @pytest.fixture

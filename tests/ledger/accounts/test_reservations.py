@@ -13,8 +13,8 @@ from tests.ledger.accounts.samples import OTHER, STEP, begin, charge
 from udpfl import Budget, Composed, PureDP, Repeated
 from udpfl.accounting.filter import Filter
 from udpfl.errors import BudgetExceeded
+from udpfl.ledger._limits import Limits
 from udpfl.ledger.ledger import Ledger
-from udpfl.ledger.limits import Limits
 
 # Reservations
 
@@ -124,6 +124,64 @@ def test_what_was_released_elsewhere_counts_against_a_reservation(ledger):
     ledger.import_charge(alice, PureDP(0.5), source="elsewhere")
     with pytest.raises(BudgetExceeded):
         ledger.commit([charge(alice, 0, TENTH)])
+
+
+def reserved_rows(ledger, account):
+    return [own for own in ledger.decisions(account) if own.kind == "reserve"]
+
+
+FIFTH = PureDP(0.2)
+
+
+def test_a_run_exchanges_what_it_has_not_released(path, ledger):
+    """By cost, not by number; what it was charged counts, and so does what others hold."""
+    alice = ledger.account("alice", "aa")
+    ledger.set_budget(alice, Budget(3.0, 0.0))
+    ledger.reserve("first", {alice: Repeated(TENTH, 10)})
+    with pytest.raises(BudgetExceeded, match="has not reserved"):
+        ledger.commit([charge(alice, 0, FIFTH)])
+    # The budget has room for six, but the run reserved 1.0 and gets no more than that.
+    assert ledger.exchange("first", {alice: Repeated(FIFTH, 6)}) == []
+    assert ledger.exchange("first", {alice: Repeated(FIFTH, 5)}) == [alice]
+    assert ledger.reserved(alice) == {"first": Composed([Repeated(FIFTH, 5)])}
+    with pytest.raises(BudgetExceeded, match="has not reserved"):
+        ledger.commit([charge(alice, 0, TENTH)])
+    ledger.commit([charge(alice, 0, Repeated(FIFTH, 2))])
+    assert ledger.exchange("first", {alice: Repeated(TENTH, 7)}) == []
+    assert ledger.exchange("first", {alice: Repeated(TENTH, 6)}) == [alice]
+    assert ledger.exchange("first", {alice: Repeated(TENTH, 6)}) == [alice]
+    rows = reserved_rows(ledger, alice)
+    assert [row.content.get("exchanged", False) for row in rows] == [False, True, True]
+    with Ledger(path) as other:  # what the first run holds is still its own
+        with pytest.raises(BudgetExceeded):
+            other.reserve("second", {alice: Repeated(TENTH, 21)})
+        other.reserve("second", {alice: Repeated(TENTH, 19)})
+    assert ledger.exchange("first", {alice: Repeated(FIFTH, 3)}) == [alice]
+    for _ in range(3):
+        assert not ledger.would_exceed(alice, Repeated(FIFTH, 3), "first")
+    ledger.commit([charge(alice, 1, Repeated(FIFTH, 3))])
+    assert ledger.statement(alice).epsilon == pytest.approx(1.0)
+    assert ledger.verify() == []
+
+
+def test_what_cannot_be_exchanged(ledger):
+    alice, bob = ledger.account("alice", "aa"), ledger.account("bob", "bb", runs="one")
+    ledger.set_budgets([alice, bob], Budget(3.0, 0.0))
+    assert ledger.exchange("first", {alice: TENTH}) == []  # nothing was reserved
+    ledger.reserve("first", {alice: Repeated(TENTH, 10), bob: Repeated(TENTH, 10)})
+    both = {alice: Repeated(FIFTH, 2), bob: Repeated(FIFTH, 2)}
+    assert ledger.exchange("first", both) == [alice]  # an account of one run has no filter
+    assert ledger.exchange("first", {bob: Repeated(TENTH, 9)}) == [bob]
+    assert len(reserved_rows(ledger, bob)) == 1
+    ledger.set_budget(alice, Budget(0.3, 0.0))
+    assert ledger.exchange("first", {alice: Repeated(FIFTH, 3)}) == []  # the budget was lowered
+    assert ledger.exchange("first", {alice: FIFTH}) == [alice]
+    ledger.set_budget(alice, Budget(3.0, 0.0), reason="a vote")
+    ledger.give_back("first")
+    assert ledger.exchange("first", {alice: FIFTH}) == []
+    ledger.reserve("first", {alice: TENTH})  # less than at first; it may grow to what that was
+    assert ledger.exchange("first", {alice: Repeated(FIFTH, 5)}) == [alice]
+    assert ledger.exchange("first", {alice: Repeated(FIFTH, 6)}) == []
 
 
 def test_charges_of_two_runs_in_one_commit_add_up(ledger):

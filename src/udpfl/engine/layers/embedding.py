@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from udpfl.engine._operators import checking
 from udpfl.engine.layers.rule import Named, Rule, Use, sizes
-from udpfl.engine.operators import checking
 from udpfl.errors import Unsupported
 
 

@@ -177,7 +177,7 @@ def aligned(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Inputs [..., in] and weights [..., out, in], filled up with zeros to a multiple of four.
 
     With few outputs a CPU adds up a product of rows in an order that depends on where each row lies
-    in memory, unless all rows begin at a multiple of 16 bytes (`engine/widths.py` finds out).
+    in memory, unless all rows begin at a multiple of 16 bytes (`engine/_widths.py` finds out).
     """
     missing = -x.shape[-1] % 4
     if not missing or weight.shape[-2] > FEW:

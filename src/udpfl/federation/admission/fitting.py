@@ -17,10 +17,10 @@ from udpfl.errors import (
     BudgetExceeded,
     Infeasible,
 )
+from udpfl.federation._calibration import MakePlans, Past
+from udpfl.federation.admission._account_terms import require_same_unit, tell_of_deltas
+from udpfl.federation.admission._alternatives import explain_refusal, fits_budget
 from udpfl.federation.admission.holding import Holding, read_pasts, require_alike, require_apart
-from udpfl.federation.admission.offers import explain_refusal, fits_budget
-from udpfl.federation.admission.terms import require_same_unit, tell_of_deltas
-from udpfl.federation.calibration import MakePlans, Past
 from udpfl.federation.plan import ReleasePlan
 from udpfl.federation.selection import Schedule, list_names
 
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 def plan_within(
     settings: Config, holding: Holding, schedule: Schedule, make_plans: MakePlans
 ) -> list[ReleasePlan]:
-    """The participants of a run that its clients' budgets hold; raises where they do not.
+    """The plans of a run, each within its client's budget; raises where one does not fit.
 
     Nothing is written. Clients that are left out are asked in no round.
     """

@@ -14,7 +14,7 @@ from udpfl.errors import (
     InvalidInput,
     LedgerError,
 )
-from udpfl.federation.calibration import Past
+from udpfl.federation._calibration import Past
 from udpfl.federation.plan import ReleasePlan
 from udpfl.ledger.divisions import Takeover
 from udpfl.ledger.ledger import Ledger
@@ -120,6 +120,13 @@ def require_apart(holding: Holding) -> None:
 
 def require_alike(plans: Sequence[ReleasePlan]) -> None:
     """Refuse different plans where records may have moved from client to client."""
+    if any(own.levels for own in plans):
+        raise BudgetExceeded(
+            "records of this data set may be at other clients than in earlier runs on this ledger "
+            "(another seed or partition). All clients then have to pay the same in every round, "
+            'which privacy.pace = "plateau" does not promise: choose another pace; nothing was '
+            "trained"
+        )
     events = [own.rest_event() for own in plans]
     if len({event and event_to_json(event) for event in events}) > 1:
         raise BudgetExceeded(

@@ -6,9 +6,10 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from udpfl.accounting.events import leaves
 from udpfl.config import Config
+from udpfl.federation._stored_run import StoredRun
 from udpfl.federation.admission.holding import Holding, require_alike
-from udpfl.federation.begun import Begun
 from udpfl.federation.plan import ReleasePlan
 from udpfl.ledger.ledger import Ledger
 from udpfl.ledger.seals import digests
@@ -18,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 def admit(
-    settings: Config, ledger: Ledger, begun: Begun, holding: Holding, claimed: bool
+    settings: Config, ledger: Ledger, stored: StoredRun, holding: Holding, claimed: bool
 ) -> list[int]:
     """Open every client's account and reserve what the run will cost it; the accounts.
 
@@ -27,10 +28,10 @@ def admit(
     nothing: it could not keep any.
     """
     with ledger.transaction():
-        _begin(settings, ledger, begun.run, begun.folder.path)
-        accounts = _reserved(settings, ledger, begun.run, holding, begun.plans, claimed)
-    if ledger.is_new and begun.has_shared_ledger:
-        log.warning("charges go to the new ledger %s: no run has used it before", begun.ledger)
+        _begin(settings, ledger, stored.run, stored.folder.path)
+        accounts = _reserved(settings, ledger, stored.run, holding, stored.plans, claimed)
+    if ledger.is_new and stored.has_shared_ledger:
+        log.warning("charges go to the new ledger %s: no run has used it before", stored.ledger)
     return accounts
 
 
@@ -40,6 +41,7 @@ def _begin(settings: Config, ledger: Ledger, run: str, folder: Path) -> None:
         run,
         randomness=privacy.randomness,
         accounting=privacy.accounting,
+        accountant=privacy.accountant,
         description={
             "data": settings.data.name,
             "algorithm": settings.training.algorithm,
@@ -74,9 +76,20 @@ def _reserved(
         ledger.divide(holding.parts, holding.block, holding.pool)
     if claimed and privacy.enabled:
         rests = [
-            own.rest_event(ledger.rounds_charged(run, number))
+            own.rest_event(ledger.rounds_charged(run, number), _released(ledger, number, run))
             for own, number in zip(plans, accounts, strict=True)
         ]
-        wanted = {number: rest for number, rest in zip(accounts, rests, strict=True) if rest}
+        wanted = {
+            number: rest
+            for number, own, rest in zip(accounts, plans, rests, strict=True)
+            # Where noise follows results, what is reserved has changed since the run began.
+            if rest and not (own.levels and run in ledger.unfinished(number))
+        }
         ledger.reserve(run, wanted)
     return accounts
+
+
+def _released(ledger: Ledger, account: int, run: str) -> int:
+    """How many releases a run was charged for."""
+    spent = ledger.spent(account, run)
+    return 0 if spent is None else sum(leaves(spent).values())

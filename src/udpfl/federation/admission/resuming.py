@@ -6,18 +6,18 @@ from udpfl.errors import (
     InvalidInput,
     LedgerError,
 )
+from udpfl.federation._stored_run import StoredRun
 from udpfl.federation.admission.holding import Holding
-from udpfl.federation.begun import Begun
 from udpfl.ledger.ledger import Ledger
 from udpfl.ledger.seals import digests
 
 
-def require_charges(begun: Begun, holding: Holding) -> None:
+def require_charges(stored: StoredRun, holding: Holding) -> None:
     """Refuse to go on where the ledger does not hold what a run has released, or is not sound.
 
     `holding` is about the records that the run would go on with.
     """
-    folder, path = begun.folder, begun.ledger
+    folder, path = stored.folder, stored.ledger
     checkpoint, last = folder.read_checkpoint(), folder.last_charge()
     if checkpoint is None and last[0] == 0:  # it never got to begin
         return
@@ -35,7 +35,7 @@ def require_charges(begun: Begun, holding: Holding) -> None:
                 )
         if problems := ledger.verify(events=False):
             raise LedgerError(f"the ledger is not sound, so nothing was charged: {problems[0]}")
-        sealed = ledger.sealed(begun.run).begun_with or {}  # earlier versions sealed nothing
+        sealed = ledger.sealed(stored.run).begun_with or {}  # earlier versions sealed nothing
         found = digests(folder.path, sealed)
         for name in sealed:
             if found.get(name) != sealed[name]:
@@ -44,7 +44,7 @@ def require_charges(begun: Begun, holding: Holding) -> None:
                     f"{name} is not the file that the run began with: restore that file, or begin "
                     "a new run",
                 )
-        charged = ledger.data_of(begun.run)
+        charged = ledger.data_of(stored.run)
         for name, fingerprint in holding.parts.items():
             account = ledger.account_of(name, holding.block)
             if account is not None and charged.get(account, fingerprint) != fingerprint:

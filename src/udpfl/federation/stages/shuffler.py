@@ -44,7 +44,8 @@ class Shuffler(Stage):
     and with `keyed` None every order of it is equally likely, anew in each round.
     """
 
-    run: str
+    key: str
+    """What stands for this run in the keys of random numbers."""
     keyed: PrivateStream | None = None
     """For seeded runs, which repeat exactly and hide nothing."""
     _warned: bool = False
@@ -70,7 +71,7 @@ class Shuffler(Stage):
             SystemRandom().shuffle(order)
             return order
         words = torch.empty(1, count, dtype=torch.int64)
-        self.keyed.fill(words, [Key(self.run, "", round_, 0, "shuffle")])
+        self.keyed.fill(words, [Key(self.key, "", round_, 0, "shuffle")])
         return sorted(order, key=words[0].tolist().__getitem__)
 
 
@@ -87,7 +88,7 @@ def by_content(messages: Sequence[ClientMessage]) -> list[ClientMessage]:
     """Messages in an order that nothing but their content decides.
 
     A round that a crash interrupts is shuffled anew. Sums would then round differently, and
-    `mode-connectivity` would merge other pairs. In this order both come out as they did before.
+    a method that merges pairs would merge others. In this order both come out as they did before.
     """
     return sorted(messages, key=_digest)
 

@@ -1,0 +1,46 @@
+"""Decisions about budgets, described in a few words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from udpfl.ledger.decisions import Decision
+
+
+def describe_decision(change: Decision, folders: Mapping[str, str]) -> str | None:
+    """A decision in a few words; None for what only the ledger itself needs."""
+    content = change.content
+    run = folders.get(content.get("run", ""), content.get("run", ""))
+    match change.kind:
+        case "budget":
+            return f"budget ε = {content['epsilon']:g} at δ = {content['delta']:g}"
+        case "data":
+            return f"data {content['fingerprint'][:8]}"
+        case "block":
+            return (
+                f"block {content['block']} of {content['client']}: its people are in no other block"
+            )
+        case "client":
+            return f"{content['client']} joins: its people are at no other client"
+        case "reserve" if content.get("exchanged"):
+            return f"reservation of {run} changed with its noise"
+        case "reserve":
+            return f"{sum(content['totals'].values()):,} releases reserved for {run}"
+        case "give back":
+            return f"reservation of {run} freed"
+        case "take over":
+            taken = sum(content["totals"].values())
+            return f"takes over {taken:,} releases, because records may have moved"
+        case "begin":
+            sealed = "" if content["files"] is None else ", its files sealed"
+            by = f", planned by the {own} accountant" if (own := content.get("accountant")) else ""
+            return f"{run} begun{sealed}{by}"
+        case "end":
+            return f"{run} ended, its files sealed"
+        case "division":
+            return f"one data set divided among {len(content['clients'])} clients"
+        case "upgrade":
+            return f"upgraded from format {content['format']}"
+        case "open":
+            return "account opened" if change.reason else None
+    return None

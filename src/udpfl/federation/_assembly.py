@@ -1,0 +1,194 @@
+"""The parts of a run, made of its setup and its plans: server, clients, and those who watch."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import torch
+
+from udpfl.algorithms import OwnNoise
+from udpfl.engine import Entropy, Keyed, PrivateStream
+from udpfl.engine.limits import choose_limits
+from udpfl.errors import LedgerError
+from udpfl.federation._calibration import why_nothing_is_claimed
+from udpfl.federation._learning_rate import learning_rate
+from udpfl.federation._matching import match_notes
+from udpfl.federation._own_noise import own_noise
+from udpfl.federation._shuffle_notes import shuffle_notes
+from udpfl.federation._statements import Statements
+from udpfl.federation._stored_run import StoredRun
+from udpfl.federation.client import InProcessClients, LocalClient
+from udpfl.federation.local_training import Trainer
+from udpfl.federation.observers import Observer
+from udpfl.federation.protection import Protection
+from udpfl.federation.selection import Selection
+from udpfl.federation.server import Server
+from udpfl.federation.setup import Setup
+from udpfl.federation.stage_builder import build_stages
+from udpfl.federation.stages.shuffler import NOTE
+from udpfl.federation.watchers import (
+    CheckpointWriter,
+    InterruptWatcher,
+    MessageRecorder,
+    MetricsAnnouncer,
+    MetricsWriter,
+    Watcher,
+)
+from udpfl.ledger.charges import TRUSTED
+from udpfl.ledger.ledger import Ledger
+from udpfl.runs.targets import Target
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """Makes the parts of one run."""
+
+    setup: Setup
+    stored: StoredRun
+    ledger: Ledger
+    accounts: Sequence[int]
+    unclaimed: str | None
+    """Why no privacy is claimed although it was asked for."""
+    protection: Protection | None
+
+    @property
+    def _key(self) -> str:
+        """What stands for this run in the keys of random numbers."""
+        return f"seed-{self.setup.config.seed}"
+
+    @cached_property
+    def _stream(self) -> PrivateStream:
+        is_seeded = self.setup.config.privacy.randomness == "seeded"
+        return Keyed(self.setup.config.seed) if is_seeded else Entropy()
+
+    @property
+    def _learning_rate(self) -> Callable[[int], float]:
+        return partial(learning_rate, self.setup.config.training)
+
+    @cached_property
+    def selection(self) -> Selection:
+        """Who is asked when, without clients that the plan leaves out."""
+        plans = self.stored.plans
+        asked = [tuple(i for i in own if plans[i].rounds) for own in self.setup.schedule]
+        return Selection(asked, [plan.name for plan in plans])
+
+    @cached_property
+    def local_clients(self) -> list[LocalClient]:
+        """Every client with its plan, its account and its records."""
+        setup = self.setup
+        return [
+            LocalClient(plan, account, torch.from_numpy(part).to(setup.device), fingerprint)
+            for plan, account, part, fingerprint in zip(
+                self.stored.plans, self.accounts, setup.parts, setup.fingerprints, strict=True
+            )
+        ]
+
+    def server(self) -> Server:
+        """The server half."""
+        setup, plans = self.setup, self.stored.plans
+        config, trusted = setup.config, setup.algorithm.trusts_server
+        noise = None if self.protection else self._own_noise
+        store = self.stored.folder if trusted else None
+        stages = build_stages(
+            config, plans, noise, store, self._key, self._stream, setup.public_loss
+        )
+        averaging = config.training.averaging
+        return Server(setup.algorithm, setup.start, stages, averaging, self._learning_rate)
+
+    @cached_property
+    def _own_noise(self) -> OwnNoise | None:
+        sizes = [plan.declared_size for plan in self.stored.plans]
+        dimension = self.setup.model.layout.dimension
+        return own_noise(self.setup.config, self.setup.algorithm, sizes, dimension)
+
+    def clients(self) -> InProcessClients:
+        """The client half."""
+        setup, training = self.setup, self.setup.config.training
+        limits = choose_limits(
+            training.lanes,
+            lanes=max(len(chosen) for chosen in self.selection.schedule),
+            dimension=setup.model.layout.dimension,
+            bytes_per_sample=setup.bytes_per_sample,
+            memory=training.memory << 20,
+            chunk=training.chunk,
+            device=setup.device,
+            threads=1 if self.protection else torch.get_num_threads(),
+        )
+        return InProcessClients(
+            self.local_clients,
+            self.stored.run,
+            Trainer(
+                self._key, setup.model, *setup.train, setup.algorithm, self._stream, limits,
+                self.protection,
+            ),
+            self.ledger,
+            TRUSTED if setup.algorithm.trusts_server else NOTE if training.shuffle else "",
+            self.stored.folder.note_charge,
+        )  # fmt: skip
+
+    @cached_property
+    def statements(self) -> Statements:
+        """What clients have spent, with what that takes for granted."""
+        setup, noise = self.setup, self._own_noise
+        keeps_state = bool(setup.algorithm.client_init(setup.start))
+        return Statements(
+            self.ledger,
+            self.stored.run,
+            self.local_clients,
+            setup.config.privacy.accounting == "scalar",
+            why_nothing_is_claimed(setup.config, self.unclaimed),
+            (
+                *((noise.claim,) if noise else ()),
+                *setup.assumptions,
+                *match_notes(self.stored.plans),
+                *shuffle_notes(setup.config, self.stored.plans, keeps_state),
+            ),
+        )
+
+    def restore(self, server: Server) -> None:
+        """Put the server where the latest checkpoint left it; write the first one of a new run."""
+        folder = self.stored.folder
+        checkpoint = folder.read_checkpoint()
+        if checkpoint is not None:
+            server.restore(checkpoint.round, checkpoint.tensors)
+        elif any(self.ledger.rounds_charged(self.stored.run, number) for number in self.accounts):
+            raise LedgerError(
+                f"the run {folder.path} cannot be resumed: no checkpoint can be read, and its "
+                f"rounds are already charged"
+            )
+        else:
+            folder.write_checkpoint(server.round, server.state(), self.ledger.head())
+        if folder.metrics.exists():  # rounds after the checkpoint run again
+            folder.rewrite_metrics(folder.read_metrics(server.round))
+
+    def watchers(
+        self, server: Server, observers: Sequence[Observer], interrupted: threading.Event
+    ) -> tuple[MetricsWriter, list[Watcher]]:
+        """Those who watch, in their order. The server is where the last checkpoint left it."""
+        setup, folder, training = self.setup, self.stored.folder, self.setup.config.training
+        is_due = self._due(training.checkpoint_every)
+        checkpoints = CheckpointWriter(server, folder, self.ledger, is_due)
+        metrics = MetricsWriter(
+            server,
+            folder,
+            lambda: setup.evaluate(server.model),
+            self.statements,
+            self._due(training.evaluate_every),
+            self._learning_rate,
+            Target.of(setup.config),
+        )
+        recorded = setup.config.record_updates
+        return metrics, [
+            MessageRecorder(server, setup.model, folder, recorded, observers),
+            metrics,
+            checkpoints,
+            MetricsAnnouncer(metrics, observers),
+            InterruptWatcher(interrupted, checkpoints, folder.path),
+        ]
+
+    def _due(self, every: int) -> Callable[[int], bool]:
+        """Whether something that is done every so many rounds, and in the last, is due."""
+        return lambda round_: round_ == len(self.selection) or round_ % every == 0
