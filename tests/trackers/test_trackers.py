@@ -269,7 +269,7 @@ STAMPS = [
     (
         {"privacy": {"randomness": "seeded"}},
         "none",
-        "not private: noise and sampling are seeded",
+        "not private: noise and sampling are seeded, for tests only",
     ),
 ]
 

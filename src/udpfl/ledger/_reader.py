@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -59,6 +60,12 @@ class LedgerReader:
     def close(self) -> None:
         """Close the file; closing twice is fine."""
         self._file.close()
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Whatever is read inside is of one moment; other processes may write meanwhile."""
+        with self._file.snapshot():
+            yield
 
     @property
     def is_new(self) -> bool:

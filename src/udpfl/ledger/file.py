@@ -271,8 +271,11 @@ class LedgerFile:
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """Reads inside see one moment, whatever other processes write meanwhile."""
-        if self._is_writing:  # nobody writes meanwhile
+        """Reads inside see one moment, whatever other processes write meanwhile.
+
+        One within another, or within `writing`, is a part of it.
+        """
+        if self._db.in_transaction:
             yield
             return
         with self._explained("read"), self._transaction("DEFERRED"):

@@ -30,7 +30,7 @@ def spent_by_unfinished(
     """
     if not clients:
         raise LedgerError("the clients of this run are not known")
-    with Ledger(path, read_only=True) as ledger:
+    with Ledger(path, read_only=True) as ledger, ledger.snapshot():
         accounts = ledger.accounts()
         charged = {found.id: ledger.rounds_charged(run, found.id) for found in accounts}
         answers = sum(row.participants for row in metrics)

@@ -198,7 +198,7 @@ def _member(run: RunRecord) -> _Member:
 
 def _charged(run: RunRecord) -> dict[tuple[str, str], Event]:
     name = run.identity.id
-    with Ledger(run.ledger, read_only=True) as ledger:
+    with Ledger(run.ledger, read_only=True) as ledger, ledger.snapshot():
         held, known = ledger.data_of(name), ledger.accounts()
         spent = {(a.client, held[a.id]): ledger.spent(a.id, name) for a in known if a.id in held}
     return {account: event for account, event in spent.items() if event is not None}

@@ -17,6 +17,7 @@ from udpfl.accounting.filter import Filter
 from udpfl.accounting.serial import event_from_dict
 from udpfl.config import load
 from udpfl.errors import BudgetExceeded, InvalidInput, LedgerError
+from udpfl.ledger.divisions import Divisions
 from udpfl.ledger.ledger import Ledger
 from udpfl.ledger.seals import Sealed
 
@@ -421,3 +422,36 @@ def test_an_own_ledger_takes_no_second_plan(tmp_path, monkeypatch):
         udpfl.run(resume=tmp_path / "own", model=nn.Linear(4, 2), data=blobs())
     with Ledger(first.ledger_path) as ledger:
         assert ledger.statement(1).epsilon <= 1.0
+
+
+def test_what_a_run_reads_before_it_begins_is_of_one_moment(tmp_path, monkeypatch):
+    """Another run with the same clients begins between two reads: nothing has moved."""
+    accounts = tmp_path / "first"
+    accounts.mkdir()
+    run(accounts)
+    with opened(accounts) as known, opened(tmp_path) as ledger:  # budgets only, no division yet
+        for own in known.accounts():
+            (data,) = known.versions(own.id)
+            ledger.set_budget(ledger.account(own.client, data), Budget(9.0, 1e-5))
+    read_division, others = (
+        Divisions.last,
+        iter([lambda: run(tmp_path, "other", observers=[Dies()])]),
+    )
+
+    class Dies(udpfl.Observer):
+        def on_round(self, row):
+            raise RuntimeError("killed, with reservations")
+
+    def other_run_begins_afterwards(divisions, block):
+        division = read_division(divisions, block)
+        monkeypatch.setattr(Divisions, "last", read_division)
+        with pytest.raises(RuntimeError, match="with reservations"):
+            next(others)()
+        return division
+
+    monkeypatch.setattr(Divisions, "last", other_run_begins_afterwards)
+    run(tmp_path)
+    assert next(others, None) is None
+    with opened(tmp_path) as ledger:
+        assert ledger.verify() == []
+        assert len(list(ledger.history())) == 3 * 3 + 3

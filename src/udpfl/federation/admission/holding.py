@@ -82,7 +82,7 @@ def read_pasts(privacy: PrivacyConfig, path: Path, holding: Holding) -> Known:
             )
         return Known(pasts)
     unfinished: dict[str, None] = {}
-    with Ledger(path, read_only=True) as ledger:
+    with Ledger(path, read_only=True) as ledger, ledger.snapshot():
         if problems := ledger.verify():
             raise LedgerError(f"the ledger is not sound, so nothing was charged: {problems[0]}")
         holding.require_accounts(ledger)

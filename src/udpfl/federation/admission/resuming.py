@@ -25,7 +25,7 @@ def require_charges(stored: StoredRun, holding: Holding) -> None:
         raise LedgerError(
             f"{path}, the ledger of {folder.path}, is missing: the run cannot be resumed"
         )
-    with Ledger(path, read_only=True) as ledger:
+    with Ledger(path, read_only=True) as ledger, ledger.snapshot():
         for number, chain in {last, *(() if checkpoint is None else (checkpoint.head,))}:
             if not ledger.holds(number, chain):
                 raise LedgerError(
