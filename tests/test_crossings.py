@@ -52,7 +52,7 @@ from udpfl.federation import _calibration as planning
 from udpfl.federation._calibration import plan_releases
 from udpfl.federation._combinations import check_combination
 from udpfl.federation.builders import build_algorithm
-from udpfl.federation.request import CLIP, WEAKEST
+from udpfl.federation.request import CLIP, PULL_TARGET
 from udpfl.federation.selection import draw_schedule
 from udpfl.federation.stage_builder import sum_noise
 from udpfl.federation.stages.trusted_server import TrustedServer
@@ -143,14 +143,16 @@ def received(algorithm, seed):
         return scale * torch.randn(size, generator=rng)
 
     sent = algorithm.broadcast(algorithm.init(model().initial()))
-    sent = {name: draw(0.3 if name == "model" else 3.0) for name in (*sent, "direction", WEAKEST)}
+    sent = {
+        name: draw(0.3 if name == "model" else 3.0) for name in (*sent, "direction", PULL_TARGET)
+    }
     if seed % 2 == 0:
         way = learned(sent["model"])
         against = way / (2 * RATE * LOCAL_STEPS)
         sent = {name: sent[name] if name == "model" else against for name in sent}
         pull = 0.7 * (1 - 20 / 40)  # of client 0, as the budgets of the penalty stage have it
         grown = (1 - RATE * pull) ** LOCAL_STEPS - 1  # in units of the way to the other model
-        sent[WEAKEST] = sent["model"] + way / (2 * grown)
+        sent[PULL_TARGET] = sent["model"] + way / (2 * grown)
     return {**sent, CLIP: torch.tensor(1.7)}
 
 

@@ -67,7 +67,7 @@ WITHOUT_EXAMPLE = {
     "Run": RESULT,
     "RunRecord": RESULT,
     "SeedRun": RESULT,
-    "Selection": RESULT,
+    "ClientSelection": RESULT,
     "ShapeSearch": PROTOCOL,
     "Source": RESULT,
     "Tracker": "is not subclassed by a user: `TensorBoard` has an example",

@@ -47,7 +47,8 @@ def test_a_statement_is_never_guessed(change):
 
 
 def test_a_statement_with_a_field_missing_is_refused():
-    for field in STATEMENTS[0].to_dict().keys() - {"composition"}:  # younger than the others
+    younger = {"composition", "assumptions"}  # earlier versions did not write them
+    for field in STATEMENTS[0].to_dict().keys() - younger:
         plain = STATEMENTS[0].to_dict()
         del plain[field]
         with pytest.raises(InvalidInput, match="must have the fields"):
@@ -58,3 +59,16 @@ def test_the_page_names_every_field_of_a_statement():
     page = (ROOT / "docs" / "interop.md").read_text()
     for field in PrivacyStatement.__dataclass_fields__:
         assert f"`{field}`" in page
+
+
+def test_a_statement_of_an_earlier_version_loses_no_assumption():
+    """Assumptions were among the notes then, and nothing but their words told them apart."""
+    now = PrivacyStatement(2.0, 1e-5, "guarantee", "rdp", vector_epsilon=2.0)
+    former = {**now.to_dict(), "notes": ["assumes an honest server", "the whole plan counts"]}
+    del former["assumptions"]
+    read = PrivacyStatement.from_dict(former)
+    assert read.remarks == ("assumes an honest server", "the whole plan counts")
+    assert "assumes an honest server" in str(read)
+    none = {**PrivacyStatement.none("seeded").to_dict()}
+    del none["assumptions"]
+    assert PrivacyStatement.from_dict(none) == PrivacyStatement.none("seeded")

@@ -189,14 +189,15 @@ def test_a_run_says_that_its_public_records_are_not_protected(tmp_path):
         data=blobs(), model=network(),
     )  # fmt: skip
     assert result.privacy.kind == "guarantee"
-    assert "the 12 public records (data.public) are not protected" in result.privacy.notes
+    needed = "assumes that the 12 public records (data.public) need no protection"
+    assert needed in result.privacy.assumptions
     plain = udpfl.run(
         {"out": str(tmp_path / "plain"), "data": {"clients": 3, "public": 12},
          "privacy": {"mechanism": "gaussian"}, "training": {"rounds": 1}},
         data=blobs(), model=network(),
     )  # fmt: skip
     assert plain.privacy.epsilon == result.privacy.epsilon  # the method costs nothing more
-    assert not any("public records" in note for note in plain.privacy.notes)
+    assert not any("public records" in note for note in plain.privacy.remarks)
 
 
 @pytest.mark.parametrize("method", ["bezier", "client-bezier", "mode-connectivity"])

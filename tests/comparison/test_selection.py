@@ -141,7 +141,7 @@ def test_another_seed_deals_anew_and_a_record_may_always_be_at_the_costliest_cli
     assert "the costliest client of each run counts" in result.selection.sentence
     # What one seed trains on another may test on, and figures on test records have no noise.
     assert "test records count as public" in result.selection.sentence
-    assert any("test records are public" in note for note in total.privacy.notes)
+    assert any("test records are public" in own for own in total.privacy.assumptions)
 
 
 def test_a_total_of_sampled_releases_agrees_with_dp_accounting():

@@ -11,7 +11,7 @@ import torch
 from udpfl.algorithms import ClientMessage, ServerStep, fedavg
 from udpfl.federation import Answers, Interrupted, Server, Watcher, loop, train
 from udpfl.federation import run as run_function
-from udpfl.federation.selection import Selection, list_names
+from udpfl.federation.selection import ClientSelection, list_names
 from udpfl.federation.watchers import InterruptWatcher
 
 
@@ -52,7 +52,7 @@ class Notes(Watcher):
 def go(schedule, refused=(), watchers=(), names=("a", "b")):
     server = Server(fedavg.FedAvg(ServerStep()), torch.zeros(1))
     clients, notes = Scripted(dict(refused), names), Notes()
-    stopped = train(server, clients, Selection(schedule, names), [notes, *watchers])
+    stopped = train(server, clients, ClientSelection(schedule, names), [notes, *watchers])
     return server, clients, notes, stopped
 
 
@@ -91,7 +91,7 @@ def test_a_run_goes_on_after_the_last_round():
     server = Server(fedavg.FedAvg(ServerStep()), torch.zeros(1))
     server.restore(2, server.state())
     clients = Scripted({}, "ab")
-    train(server, clients, Selection([(0,)] * 3, "ab"), [])
+    train(server, clients, ClientSelection([(0,)] * 3, "ab"), [])
     assert clients.asked == [(3, (0,))]
 
 

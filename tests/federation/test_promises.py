@@ -149,10 +149,10 @@ def test_data_known_under_another_name_gets_no_new_budget(federate, tmp_path):
 
 
 def test_what_is_read_off_ones_own_data_is_an_assumption(federate):
-    notes = " ".join(federate().privacy.notes)
+    notes = " ".join(federate().privacy.assumptions)
     assert "sizes of the clients" in notes
     assert "set of labels" in notes
-    assert "sizes" not in " ".join(federate(None, None, {"declared_sizes": 20}).privacy.notes)
+    assert "sizes" not in " ".join(federate(None, None, {"declared_sizes": 20}).privacy.assumptions)
 
 
 def test_dropout_is_not_drawn_from_the_public_seed(federate):

@@ -128,12 +128,12 @@ def test_a_round_goes_through_the_stages_and_the_method():
     own = server(Noted())
     request = own.request(1)
     assert (request.round, request.learning_rate) == (1, 0.5)
-    assert {name: t.tolist() for name, t in request.received.items()} == {
+    assert {name: t.tolist() for name, t in request.tensors.items()} == {
         "model": [0.0], "rounds": 0.0
     }  # fmt: skip
     assert own.receive(1, [message(2.0), message(4.0, "b")]) == [message(2.0), message(4.0, "b")]
     assert own.model.tolist() == [4.0]  # the mean of 2 and 4, and the stage's 1
-    assert own.request(2).received["rounds"] == 1
+    assert own.request(2).tensors["rounds"] == 1
     assert (own.round, own.measure()) == (1, {"noted": 1})
 
 

@@ -402,4 +402,4 @@ def test_a_nominal_run_keeps_what_its_guarantee_takes_on_trust(tmp_path):
         ledger.import_charge(only.id, PAST, source="opacus")
     run = udpfl.run(settings, data=data, out=str(tmp_path / "b"))
     assert run.privacy.kind == "nominal"
-    assert any("not checked here" in note for note in run.privacy.notes)
+    assert any("not checked here" in note for note in run.privacy.assumptions)

@@ -54,7 +54,7 @@ def test_notes_of_all_clients_are_on_the_page(run):
         notes = ("what everybody assumes", f"own to {client.name}")
         notes += ("what two assume",) if client.name != "client-2" else ()
         clients.append(replace(client, statement=replace(client.statement, notes=notes)))
-    privacy = replace(record.summary.privacy, notes=clients[2].statement.notes)
+    privacy = replace(record.summary.privacy, assumptions=clients[2].statement.assumptions)
     page = run_page(
         replace(record, clients=clients, summary=replace(record.summary, privacy=privacy))
     )

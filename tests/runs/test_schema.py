@@ -39,7 +39,7 @@ from udpfl.runs.schema import (
     VERSION,
     Claim,
     ClientRow,
-    Evaluation,
+    FinalEvaluation,
     Identity,
     NewerFolder,
     RoundRow,
@@ -120,13 +120,15 @@ EXAMPLES = [
     ),
     RoundRow({"round": 1, "accuracy": None, "loss": "inf", "participants": 2}),
     RoundRow({"round": 2, "loss": 0.5, "clip_factor": 0.9, "own_stage": {"deep": [1, "two"]}}),
-    Evaluation("classification", 12, 0.5, 0.7, class_names=["x", "y"], confusion=[[4, 2], [0, 6]]),
-    Evaluation("classification", 12, 0.5, 0.7, confusion=[[4, 2], [0, 6]]),
-    Evaluation(
+    FinalEvaluation(
+        "classification", 12, 0.5, 0.7, class_names=["x", "y"], confusion=[[4, 2], [0, 6]]
+    ),
+    FinalEvaluation("classification", 12, 0.5, 0.7, confusion=[[4, 2], [0, 6]]),
+    FinalEvaluation(
         "regression", 12, None, "nan", 1.0, 4.0, 2.0, mae_by_output=[1.0, "inf"],
         rmse_by_output=[2.0, 2.0], references={"persistence": {"rmse": 3.0}},
     ),
-    Evaluation(),
+    FinalEvaluation(),
     Summary({"seconds": 1.5, "stopped": None}, STATEMENT, str(STATEMENT), "run", {"a": STATEMENT}),
     Summary(
         {"accuracy": 0.5, "own": [1]}, NOMINAL, None, None, {"a": NOMINAL, "b": STATEMENT},

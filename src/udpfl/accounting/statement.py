@@ -70,14 +70,31 @@ class PrivacyStatement:
     """Whether that unit is added or removed, or replaced."""
     vector_epsilon: float = math.inf
     """What holds for the whole gradient; the same as `epsilon` for a guarantee."""
+    assumptions: tuple[str, ...] = ()
+    """What it takes for granted: "assumes that …"."""
     notes: tuple[str, ...] = ()
-    """Assumptions, and why something is not claimed, in words."""
+    """What else is to be known, and why something is not claimed."""
     composition: Composition = "fixed"
     """The theorem by which the releases are put together."""
 
     def __post_init__(self) -> None:
         if self.kind == "guarantee" and self.accountant == "paper":
             raise InvalidInput("statement.kind", "the paper's accountant guarantees nothing")
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Assumptions and notes."""
+        return (*self.assumptions, *self.notes)
+
+    def adding(
+        self, *, assumptions: Iterable[str] = (), notes: Iterable[str] = ()
+    ) -> PrivacyStatement:
+        """The same with more remarks, each of them once."""
+        return replace(
+            self,
+            assumptions=tuple(dict.fromkeys((*self.assumptions, *assumptions))),
+            notes=tuple(dict.fromkeys((*self.notes, *notes))),
+        )
 
     @classmethod
     def none(cls, reason: str) -> PrivacyStatement:
@@ -89,7 +106,7 @@ class PrivacyStatement:
             return "not private: " + "; ".join(self.notes)
         relation = {"add-remove": "added or removed", "replace-one": "replaced"}[self.neighbours]
         unit = {"record": "record", "client": "client with all its records,"}[self.unit]
-        assumed = "".join(f"; {note}" for note in self.notes if note.startswith("assumes"))
+        assumed = "".join(f"; {own}" for own in self.assumptions)
         if self.kind == "nominal":
             return (
                 f"nominal ε = {shown(self.epsilon)} (scalar accounting, not a privacy guarantee); "
@@ -105,7 +122,8 @@ class PrivacyStatement:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: infinite numbers become the string "inf"."""
         plain = asdict(self)
-        plain["notes"] = list(self.notes)
+        for key in ("assumptions", "notes"):
+            plain[key] = list(plain[key])
         for key in ("epsilon", "vector_epsilon"):
             if math.isinf(plain[key]):
                 plain[key] = "inf"
@@ -115,8 +133,7 @@ class PrivacyStatement:
     def from_dict(cls, plain: Mapping[str, Any]) -> PrivacyStatement:
         """The statement that `to_dict` wrote. A missing or unknown field is never guessed."""
         names = {field.name for field in fields(cls)}
-        if isinstance(plain, Mapping) and "composition" not in plain:
-            plain = {**plain, "composition": "fixed"}  # as all were, before there were others
+        plain = _as_written_now(plain)
         if not isinstance(plain, Mapping) or plain.keys() ^ names:
             raise InvalidInput("statement", f"must have the fields {sorted(names)}, got {plain!r}")
         for name, choices in (
@@ -135,7 +152,22 @@ class PrivacyStatement:
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
                 raise InvalidInput(f"statement.{name}", f"must be a number >= 0, got {value!r}")
             numbers[name] = float(value)
-        return cls(**{**plain, **numbers, "notes": tuple(plain["notes"])})
+        said = {name: tuple(plain[name]) for name in ("assumptions", "notes")}
+        return cls(**{**plain, **numbers, **said})
+
+
+def _as_written_now(plain: Any) -> Any:
+    """A statement of an earlier version with the fields that it did not have."""
+    if not isinstance(plain, Mapping):
+        return plain
+    if "composition" not in plain:
+        plain = {**plain, "composition": "fixed"}  # as all were, before there were others
+    if "assumptions" not in plain and "notes" in plain:
+        # They were among the notes. All of these are shown as assumptions, so that none is lost.
+        assumed = [] if plain.get("kind") == "none" else plain["notes"]
+        notes = plain["notes"] if plain.get("kind") == "none" else []
+        plain = {**plain, "assumptions": assumed, "notes": notes}
+    return plain
 
 
 def largest(statements: Iterable[PrivacyStatement]) -> PrivacyStatement:

@@ -33,7 +33,7 @@ from udpfl.errors import Unsupported
 from udpfl.federation.local_training import Trainer
 from udpfl.federation.plan import ReleasePlan
 from udpfl.federation.protection import planned_protection
-from udpfl.federation.request import WEAKEST, Request
+from udpfl.federation.request import PULL_TARGET, Request
 from udpfl.federation.stage_builder import sum_noise
 from udpfl.federation.stages.trusted_server import TrustedServer
 from udpfl.mechanisms.arrays import Floats
@@ -110,7 +110,7 @@ class ClientUnderAudit:
             if names:
                 yield dict.fromkeys(names, half / (rate * steps))
             if pull:  # each step leaves 1 - rate * pull of the distance
-                yield {WEAKEST: start - half / (1 - (1 - rate * pull) ** steps)}
+                yield {PULL_TARGET: start - half / (1 - (1 - rate * pull) ** steps)}
 
     def _unbounded(self) -> ClientUnderAudit:
         """The same client with so large a clip that it clips nothing."""

@@ -50,7 +50,7 @@ def notes_on(balances: Iterable[Balance], folders: Mapping[str, str]) -> dict[st
 
     names: dict[str, list[str]] = {}
     for balance in balances:
-        notes = list(balance.statement.notes)
+        notes = list(balance.statement.remarks)
         if balance.statement.kind != "none" and balance.statement.unit == "client":
             notes.append("ε is for the whole client, not for one record")
         if balance.imported:

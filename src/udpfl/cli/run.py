@@ -219,8 +219,8 @@ def show(result: Run, console: Console) -> None:
         table.add_row("beside", escape(f"{name}: {said}"))
     style = {"guarantee": "green", "nominal": "yellow", "none": "bold red"}[result.privacy.kind]
     table.add_row("privacy", f"[{style}]{escape(str(result.privacy))}[/]")
-    for note in result.privacy.notes if result.privacy.kind != "none" else ():
-        if note not in str(result.privacy):
+    if result.privacy.kind != "none":  # the line above has the assumptions, and every reason
+        for note in result.privacy.notes:
             table.add_row("", f"[dim]{escape(note)}[/]")
     epsilons = sorted({shown(statement.epsilon) for statement in result.clients.values()})
     if result.privacy.kind != "none" and len(epsilons) > 1:

@@ -17,7 +17,7 @@ from udpfl.accounting.statement import PrivacyStatement, largest
 from udpfl.comparison._spread import Spread, plain
 from udpfl.errors import InvalidInput
 from udpfl.harmonizer import Matched
-from udpfl.report.selection import Selection
+from udpfl.report.selection import RunSelection
 from udpfl.report.verification import check_run
 from udpfl.runs.files import RunFiles, read_summary
 from udpfl.runs.targets import Reached, Target
@@ -169,7 +169,7 @@ class Comparison(Sequence[Row]):
     """Those of them that had been begun before."""
     found: int = 0
     """Runs that were there already."""
-    selection: Selection | None = None
+    selection: RunSelection | None = None
     """What choosing a run by its result leaves out; None where there is nothing to choose from."""
     target: Target | None = None
     """The figure whose rounds, bytes and seconds are compared as well; None without one."""

@@ -14,7 +14,7 @@ from udpfl.comparison.grid import Cell, Grid, grid_of, said, short
 from udpfl.comparison.outcome import Comparison, Row, SeedRun, read_outcome
 from udpfl.config import Config, load
 from udpfl.errors import InvalidInput
-from udpfl.report import Selection, selection_of, write_comparison, write_report
+from udpfl.report import RunSelection, selection_of, write_comparison, write_report
 from udpfl.report.read import read_runs
 from udpfl.runs.targets import Target
 
@@ -160,7 +160,7 @@ def _row(
     return Row(cell.settings, tuple(runs))
 
 
-def _selection(folder: ComparisonFolder, asked: Sequence[Job]) -> Selection | None:
+def _selection(folder: ComparisonFolder, asked: Sequence[Job]) -> RunSelection | None:
     """Of all runs that were ever begun in the folder: who chooses may have seen them all."""
     begun = folder.begun
     earlier = len({path.name for path in begun} - {job.folder.name for job in asked})
@@ -182,7 +182,7 @@ def _report(
     folder: ComparisonFolder,
     finished: Sequence[Path],
     rows: Sequence[Row],
-    selection: Selection | None,
+    selection: RunSelection | None,
 ) -> None:
     if not finished:
         return

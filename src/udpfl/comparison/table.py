@@ -222,13 +222,11 @@ def _remarks(comparison: Comparison) -> Iterator[str]:
             else "[yellow]Some rows hide one record, others a whole client[/]: their ε's, each"
             f"{at} for one run alone, cannot be compared."
         )
-        notes = (note for statement in bounds for note in statement.notes)
-        for note in dict.fromkeys(notes):
-            all_of_them = all(note in statement.notes for statement in bounds)
-            if note.startswith("assumes"):
-                yield escape(f"It {note}." if all_of_them else f"In some rows it {note}.")
-            elif "is no guarantee" in note:  # what a method's authors say of their own noise
-                yield f"[yellow]{escape(note)}.[/]"
+        for assumed in dict.fromkeys(own for bound in bounds for own in bound.assumptions):
+            is_everywhere = all(assumed in bound.assumptions for bound in bounds)
+            yield escape(f"It {assumed}." if is_everywhere else f"In some rows it {assumed}.")
+        for note in dict.fromkeys(note for bound in bounds for note in bound.notes):
+            yield f"[yellow]{escape(note[0].upper() + note[1:])}.[/]"
     if any(row.matched for row in comparison):
         yield (
             "Matched to: noise multiplier of the reference Gaussian (of the costliest client), and "

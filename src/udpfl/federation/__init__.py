@@ -10,7 +10,7 @@ from udpfl.federation.protection import Protection
 from udpfl.federation.request import Answers, Request
 from udpfl.federation.result import Run
 from udpfl.federation.run import run
-from udpfl.federation.selection import Selection
+from udpfl.federation.selection import ClientSelection
 from udpfl.federation.server import Server
 from udpfl.federation.setup import Setup
 from udpfl.federation.stages import Stage
@@ -19,6 +19,7 @@ from udpfl.runs.folder import RunFolder
 
 __all__ = [
     "Answers",
+    "ClientSelection",
     "InProcessClients",
     "Interrupted",
     "LocalClient",
@@ -28,7 +29,6 @@ __all__ = [
     "Request",
     "Run",
     "RunFolder",
-    "Selection",
     "Server",
     "Setup",
     "Stage",

@@ -24,7 +24,7 @@ from udpfl.federation.client import InProcessClients, LocalClient
 from udpfl.federation.local_training import Trainer
 from udpfl.federation.observers import Observer
 from udpfl.federation.protection import Protection
-from udpfl.federation.selection import Selection
+from udpfl.federation.selection import ClientSelection
 from udpfl.federation.server import Server
 from udpfl.federation.setup import Setup
 from udpfl.federation.stage_builder import build_stages
@@ -69,11 +69,11 @@ class Assembly:
         return partial(learning_rate, self.setup.config.training)
 
     @cached_property
-    def selection(self) -> Selection:
+    def selection(self) -> ClientSelection:
         """Who is asked when, without clients that the plan leaves out."""
         plans = self.stored.plans
         asked = [tuple(i for i in own if plans[i].rounds) for own in self.setup.schedule]
-        return Selection(asked, [plan.name for plan in plans])
+        return ClientSelection(asked, [plan.name for plan in plans])
 
     @cached_property
     def local_clients(self) -> list[LocalClient]:
@@ -140,9 +140,9 @@ class Assembly:
             self.local_clients,
             setup.config.privacy.accounting == "scalar",
             why_nothing_is_claimed(setup.config, self.unclaimed),
+            setup.assumptions,
             (
                 *((noise.claim,) if noise else ()),
-                *setup.assumptions,
                 *match_notes(self.stored.plans),
                 *shuffle_notes(setup.config, self.stored.plans, keeps_state),
             ),

@@ -138,7 +138,9 @@ def assumptions(
     """
     found = []
     if method.needs_public:
-        found.append(f"the {len(public)} public records (data.public) are not protected")
+        found.append(
+            f"assumes that the {len(public)} public records (data.public) need no protection"
+        )
     is_tested_on_clients = data.test.positions is not None and config.privacy.ledger is not None
     if is_tested_on_clients:
         found.append(

@@ -25,7 +25,7 @@ from udpfl.ledger.chain import Head
 from udpfl.ledger.ledger import Ledger
 from udpfl.ledger.seals import digests
 from udpfl.runs.names import ENDED_WITH
-from udpfl.runs.schema import Evaluation, Stamp, Summary
+from udpfl.runs.schema import FinalEvaluation, Stamp, Summary
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Ending:
         if self.rows:  # else nobody has trained, and there is no model to hand on
             folder.write_model(dict(result.model.state_dict()), Stamp.of(result.privacy, head))
         found = final_evaluation(setup.model, self.final, *setup.test, setup.data)
-        folder.write_evaluation(Evaluation.from_dict(found))
+        folder.write_evaluation(FinalEvaluation.from_dict(found))
         outcome = self._outcome(result)
         sealed = digests(folder.path, ENDED_WITH)
         decided = ledger.end_run(run, head=head, files=sealed, outcome=outcome)
@@ -105,6 +105,7 @@ class Ending:
             "rounding": _rounding(self.stored.plans, result.privacy),
             "server_adds_noise": self.setup.algorithm.trusts_server,
             "assumptions": list(self.statements.assumptions),
+            "notes": list(self.statements.notes),
         }
 
 

@@ -36,7 +36,7 @@ class Pacing:
         """The plans of these accounts with the noise of this round."""
         chosen = {account: plan for account, plan in plans.items() if not plan.levels}
         waiting = {account: plan for account, plan in plans.items() if plan.levels}
-        asked = float(request.received.get(PACE, math.inf))
+        asked = float(request.tensors.get(PACE, math.inf))
         enough = math.inf if math.isnan(asked) else asked
         for level in sorted({level for plan in waiting.values() for level in plan.levels}):
             trying = {

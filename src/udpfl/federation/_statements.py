@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from udpfl.accounting import PrivacyStatement
@@ -26,6 +26,8 @@ class Statements:
     """Why no privacy is claimed, whatever the ledger says."""
     assumptions: tuple[str, ...] = ()
     """What the statements take for granted."""
+    notes: tuple[str, ...] = ()
+    """What else is to be known about them."""
 
     def of_all(
         self, up_to: int | None = None, *, so_far: bool = False
@@ -49,7 +51,7 @@ class Statements:
             up_to,
             fixed_beforehand=so_far and self.ledger.filter(client.account) is None,
         )
-        return replace(statement, notes=(*statement.notes, *self.assumptions))
+        return statement.adding(assumptions=self.assumptions, notes=self.notes)
 
     def _delta(self, client: LocalClient) -> float:
         """The delta of the client's budget, in the ledger or in this run; else its own."""

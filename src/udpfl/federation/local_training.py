@@ -44,8 +44,8 @@ from udpfl.federation._isolation import (
     on_copies,
 )
 from udpfl.federation.plan import ReleasePlan
-from udpfl.federation.protection import Protection, in_unit, planned_protection
-from udpfl.federation.request import CLIP, WEAKEST, WITHIN, Request
+from udpfl.federation.protection import Protection, planned_protection, scale_release
+from udpfl.federation.request import CLIP, PULL_TARGET, WITHIN, Request
 
 _PULL = "pull"
 
@@ -127,10 +127,10 @@ class Trainer:
         if training.whole:
             tensors, state = self._in_isolation(request, state, training)
         else:
-            tensors, state = self.algorithm.client_step(request.received, state, training)
+            tensors, state = self.algorithm.client_step(request.tensors, state, training)
         training.require_success()
         if any(plan.count for plan in plans):
-            tensors = {**tensors, WITHIN: training.within(request.received["model"])}
+            tensors = {**tensors, WITHIN: training.within(request.tensors["model"])}
         events = tuple(tuple(own) for own in training.events)
         return Step(tensors, state, events, *training.diagnostics())
 
@@ -146,7 +146,7 @@ class Trainer:
 
         def answer(train: LocalTraining) -> tuple[Tensors, Tensors]:
             method = copy.deepcopy(self.algorithm)
-            return method.client_step(copied(request.received), copied(kept), train)
+            return method.client_step(copied(request.tensors), copied(kept), train)
 
         tensors, state = (copied(own) for own in answer(training))
         training.require_success()
@@ -164,7 +164,7 @@ class Trainer:
 
     def initial_state(self, request: Request, clients: int) -> Tensors:
         """What clients have kept that were never asked before [L, ...]."""
-        fresh = self.algorithm.client_init(request.received["model"])
+        fresh = self.algorithm.client_init(request.tensors["model"])
         return {name: torch.stack([tensor] * clients) for name, tensor in fresh.items()}
 
 
@@ -207,10 +207,10 @@ class _Training(Shown):
             torch.tensor([plan.steps for plan in plans], device=device),
         )
         self.events: list[list[Event]] = [[] for _ in plans]
-        # In another unit of length a release costs the same: it is charged as it was planned.
-        unit = float(request.received.get(CLIP, torch.ones(())))
+        # With clip and noise multiplied alike a release costs the same: charged as planned.
+        clip = float(request.tensors.get(CLIP, torch.ones(())))
         protection = home.protection or planned_protection
-        clipper, noiser = protection([in_unit(plan, unit) for plan in plans])
+        clipper, noiser = protection([scale_release(plan, clip) for plan in plans])
         self._whole: tuple[Clipper, Noiser] | None = None
         if any(plan.release is not None and plan.release.unit == "client" for plan in plans):
             # Records are trained on as they are; what comes of them leaves as one update.
@@ -235,7 +235,7 @@ class _Training(Shown):
             apart=self._whole is not None,
         )
         self._plans = plans
-        self._weakest = request.received.get(WEAKEST)
+        self._pull_target = request.tensors.get(PULL_TARGET)
         self._calls = 0
         self._measured: list[tuple[float, float]] = []
         self.returned: list[Call] = []
@@ -385,23 +385,23 @@ class _Training(Shown):
         """
         if not self._pulls:
             return correct, state
-        assert self._weakest is not None
+        assert self._pull_target is not None
         pulls = torch.tensor([plan.penalty for plan in self._plans], device=start.device)
 
         def pulled(gradient: Tensor, parameters: Tensor, lane: Mapping[str, Tensor]) -> Tensor:
             own = gradient if correct is None else correct(gradient, parameters, lane)
-            return own + lane[_PULL] * (parameters - lane[WEAKEST])
+            return own + lane[_PULL] * (parameters - lane[PULL_TARGET])
 
         return pulled, {
             **state,
-            WEAKEST: self._weakest.expand_as(start),
+            PULL_TARGET: self._pull_target.expand_as(start),
             _PULL: pulls.unsqueeze(1),
         }
 
     @property
     def _pulls(self) -> bool:
         """Whether anyone is pulled towards the model of the largest budget."""
-        return self._weakest is not None and any(plan.penalty for plan in self._plans)
+        return self._pull_target is not None and any(plan.penalty for plan in self._plans)
 
     def diagnostics(self) -> tuple[float | None, float | None]:
         """Mean clip fraction and signal-to-noise ratio; None where nothing is clipped."""

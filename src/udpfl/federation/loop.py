@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from udpfl.federation.request import Answers, Request
-from udpfl.federation.selection import Selection
+from udpfl.federation.selection import ClientSelection
 from udpfl.federation.server import Server
 from udpfl.federation.watchers import FinishedRound, Watcher
 
@@ -20,7 +20,7 @@ class Clients(Protocol):
 
 
 def train(
-    server: Server, clients: Clients, selection: Selection, watchers: Sequence[Watcher]
+    server: Server, clients: Clients, selection: ClientSelection, watchers: Sequence[Watcher]
 ) -> str | None:
     """All rounds that are left, until the last one or until no client is left.
 
@@ -36,9 +36,9 @@ def train(
     Example:
         >>> import torch
         >>> from udpfl.algorithms import FedAvg, ServerStep
-        >>> from udpfl.federation import Selection, Server, train
+        >>> from udpfl.federation import ClientSelection, Server, train
         >>> server = Server(FedAvg(ServerStep()), torch.zeros(2))
-        >>> train(server, None, Selection([], names=[]), watchers=[]) is None
+        >>> train(server, None, ClientSelection([], names=[]), watchers=[]) is None
         True
     """
     stopped = None

@@ -23,11 +23,11 @@ Protection = Callable[[Sequence[ReleasePlan]], tuple[Clipper, Noiser]]
 """What stands between records and releases. An auditor hands in one of its own."""
 
 
-def in_unit(plan: ReleasePlan, unit: float) -> ReleasePlan:
-    """With clip and noise in another unit of length."""
-    if unit == 1 or not isinstance(plan.release, Release):
+def scale_release(plan: ReleasePlan, factor: float) -> ReleasePlan:
+    """The plan with its clip and its noise multiplied by this factor."""
+    if factor == 1 or not isinstance(plan.release, Release):
         return plan
-    return replace(plan, release=plan.release.scaled(clip=unit))
+    return replace(plan, release=plan.release.scaled(clip=factor))
 
 
 def planned_protection(plans: Sequence[ReleasePlan]) -> tuple[Clipper, Noiser]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from udpfl.algorithms import ClientMessage, Tensors
 
-WEAKEST = "weakest"
+PULL_TARGET = "weakest"
 """In a request: the last model that the clients with the largest budget released."""
 CLIP = "clip"
 """In a request: today's clip over the one that was planned, where it adapts."""
@@ -30,7 +30,7 @@ class Request:
 
     round: int
     """The first is 1."""
-    received: Tensors
+    tensors: Tensors
     """The model and what the method and the stages add, by name."""
     learning_rate: float
     """Of the clients in this round."""
@@ -42,7 +42,7 @@ class Request:
     @property
     def bytes(self) -> int:
         """What one client downloads."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.received.values())
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ def draw_schedule(config: Config) -> Schedule:
     ]
 
 
-class Selection:
+class ClientSelection:
     """The rounds of a run, and which clients have left it because their budget is used up.
 
     Args:
@@ -38,8 +38,8 @@ class Selection:
         names: What the clients are called.
 
     Example:
-        >>> from udpfl.federation import Selection
-        >>> list(Selection([(0, 1), (1,)], ["clinic", "ward"]).after(1))
+        >>> from udpfl.federation import ClientSelection
+        >>> list(ClientSelection([(0, 1), (1,)], ["clinic", "ward"]).after(1))
         [(2, (1,))]
     """
 

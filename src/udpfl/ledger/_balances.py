@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 
 from udpfl.accounting.events import Event
 from udpfl.accounting.statement import PrivacyStatement
@@ -231,15 +230,15 @@ class Balances:
                 plan |= own.totals
         totals = spending.totals | plan
         statement = accounted(totals, delta, rule)
-        notes = self._accounts.notes_on(account)
-        notes += [_WHOLE_PLAN] if totals != spending.totals else []
+        notes = [_WHOLE_PLAN] if totals != spending.totals else []
         notes += [_TAKEN_OVER] if spending.taken_over else []
         notes += [_NO_PLAN] if owner.runs == "one" and self._is_without_plan(account) else []
-        statement = replace(statement, notes=(*statement.notes, *notes))
+        assumed = self._accounts.assumptions_about(account)
+        statement = statement.adding(assumptions=assumed, notes=notes)
         if spending.imported:
             statement = resting_on_imports(statement)
         if spending.trusting:
-            statement = replace(statement, notes=(*statement.notes, TRUST))
+            statement = statement.adding(assumptions=[TRUST])
         if nominal_run is None:
             return statement
         nominal = as_event(self.charged(account, nominal_run, up_to).totals | plan)

@@ -147,15 +147,16 @@ class Accounts:
                 return found
         return None
 
-    def notes_on(self, account: int) -> list[str]:
+    def assumptions_about(self, account: int) -> list[str]:
         """What a statement about an account takes from the words of people."""
         client, block = self.owner(account).client, self.owner(account).block
-        notes = []
+        assumed = []
         if block and (said := self._said_about(client, block)):
-            notes.append(f"is in the block {block} of {client} is in another one, {_quoted(said)}")
+            of_block = f"is in the block {block} of {client}"
+            assumed.append(f"{of_block} is in another one, {_quoted(said)}")
         if said := self._said_about(client, block, "client"):
-            notes.append(f"is at {client} is at another client of this ledger, {_quoted(said)}")
-        return [f"assumes that nobody whose record {note}" for note in notes]
+            assumed.append(f"is at {client} is at another client of this ledger, {_quoted(said)}")
+        return [f"assumes that nobody whose record {own}" for own in assumed]
 
     # Data
 

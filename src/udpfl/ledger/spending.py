@@ -79,8 +79,8 @@ def nominal_before(
     if statement.kind == "none":
         return statement
     nominal = _nominal(own, delta, accountant)
-    notes = tuple(dict.fromkeys((*nominal.notes, *statement.notes)))
-    return replace(nominal, vector_epsilon=statement.epsilon, notes=notes)
+    nominal = nominal.adding(assumptions=statement.assumptions, notes=statement.notes)
+    return replace(nominal, vector_epsilon=statement.epsilon)
 
 
 @lru_cache(maxsize=1024)
@@ -124,11 +124,11 @@ def resting_on_imports(statement: PrivacyStatement) -> PrivacyStatement:
     """The same claim with what it takes on trust, where a part of it was released elsewhere."""
     if statement.kind == "none":  # rests on nothing
         return statement
-    note = (
+    assumed = (
         "assumes that the imported releases were clipped, noised and Poisson-sampled as recorded, "
         f"for the same neighbours ({statement.neighbours}), which was not checked here"
     )
-    return replace(statement, notes=(*statement.notes, note))
+    return statement.adding(assumptions=[assumed])
 
 
 def check_one_basis(totals: Mapping[str, int]) -> None:

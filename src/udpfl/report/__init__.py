@@ -9,11 +9,11 @@ from pathlib import Path
 from udpfl.errors import InvalidInput, UdpflError
 from udpfl.report.page import comparison_page, run_page
 from udpfl.report.read import RunRecord, read_run, read_runs
-from udpfl.report.selection import Selection, selection_of
+from udpfl.report.selection import RunSelection, selection_of
 
 __all__ = [
     "RunRecord",
-    "Selection",
+    "RunSelection",
     "comparison_page",
     "read_run",
     "run_page",
@@ -60,7 +60,7 @@ def write_report(folders: Sequence[Path], target: Path) -> list[RunRecord]:
 def write_comparison(
     runs: Sequence[RunRecord],
     target: Path,
-    selection: Selection | None,
+    selection: RunSelection | None,
     failed: Mapping[str, str],
 ) -> None:
     """The page of the runs of a grid, with those that failed; appears whole or not, too.

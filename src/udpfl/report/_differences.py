@@ -60,11 +60,11 @@ def differences(
                 f"{where} says {sign} = {said:.10g}, but recomputed it is {own:.10g}",
                 too_small=not said > own,
             )
-    for note in found.notes:
-        if note not in stated.notes:
+    for note in found.remarks:
+        if note not in stated.remarks:
             yield Difference(f"{where} leaves out the note “{note}”", is_wording=True)
-    for note in stated.notes if all_notes else ():
-        if note not in found.notes:
+    for note in stated.remarks if all_notes else ():
+        if note not in found.remarks:
             yield Difference(
                 f"{where} has the note “{note}”, which is not recomputed", is_wording=True
             )

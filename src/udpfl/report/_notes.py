@@ -12,9 +12,9 @@ _MOST_NAMES = 10
 def notes_of_all(run: RunRecord) -> tuple[str, ...]:
     """The notes of the run and of every client; one that is not about all names its clients."""
     everyone = [client for client in run.clients if client.statement is not None]
-    about: dict[str, list[str]] = {note: [] for note in run.statement.notes}
+    about: dict[str, list[str]] = {note: [] for note in run.statement.remarks}
     for client in everyone:
-        for note in dict.fromkeys(client.statement.notes if client.statement else ()):
+        for note in dict.fromkeys(client.statement.remarks if client.statement else ()):
             about.setdefault(note, []).append(client.name)
     return tuple(
         note if len(names) in (0, len(everyone)) else f"{note} ({_listed(names)})"

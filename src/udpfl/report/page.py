@@ -21,7 +21,7 @@ from udpfl.report._comparison import comparison_charts, unique_names, units_of
 from udpfl.report._sections import figure, privacy_badge, prose, text
 from udpfl.report.charts import Chart, run_charts
 from udpfl.report.read import RunRecord
-from udpfl.report.selection import Selection, selection_of
+from udpfl.report.selection import RunSelection, selection_of
 from udpfl.report.words import counted, explain, no_number, small, unit_of
 
 
@@ -60,7 +60,7 @@ def run_page(run: RunRecord) -> str:
 
 def comparison_page(
     runs: Sequence[RunRecord],
-    selection: Selection | None = None,
+    selection: RunSelection | None = None,
     failed: Mapping[str, str] | None = None,
 ) -> str:
     """Several runs side by side, and by their names why others failed.
@@ -130,7 +130,7 @@ def _card(chart: Chart) -> str:
 def _figures(
     runs: Sequence[RunRecord],
     names: Sequence[str],
-    selection: Selection | None,
+    selection: RunSelection | None,
     failed: Mapping[str, str],
 ) -> str:
     quality = list(dict.fromkeys(key for run in runs for key in run.quality))

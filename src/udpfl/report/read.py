@@ -19,7 +19,7 @@ from udpfl.report.verification import Verification, check_run
 from udpfl.runs.files import RunFiles, has_begun
 from udpfl.runs.ledgers import ledger_of
 from udpfl.runs.names import CONFIG
-from udpfl.runs.schema import ClientRow, Evaluation, Identity, Pair, RoundRow, Summary
+from udpfl.runs.schema import ClientRow, FinalEvaluation, Identity, Pair, RoundRow, Summary
 from udpfl.runs.targets import Reached, Target
 
 Tone = Literal["guarantee", "nominal", "none", "unverified"]
@@ -64,7 +64,7 @@ class RunRecord:
     """What each declared, and has spent."""
     summary: Summary | None
     """What it came to; None where it has not ended."""
-    evaluation: Evaluation | None
+    evaluation: FinalEvaluation | None
     """The final model on the test records; None where it has not ended."""
     verification: Verification
     """Whether the ledger says the same."""
@@ -170,7 +170,7 @@ class RunRecord:
         if self.summary:
             said = self.summary.privacy
             later = dict.fromkeys(c.later for c in self.clients if c.later is not None)
-            return replace(said, notes=(*said.notes, *later))
+            return said.adding(notes=later)
         kind = self.identity.privacy.kind
         if kind == "none":
             return PrivacyStatement.none(self.identity.privacy.why or "privacy is turned off")
@@ -311,11 +311,13 @@ def _held(files: RunFiles, verification: Verification) -> Mapping[str, Pair | No
     return by_summary if verification.budgets is None else verification.budgets
 
 
-def _of_training(evaluation: Evaluation | None, metrics: Sequence[RoundRow]) -> Evaluation | None:
-    """The evaluation of the final model; where nothing was trained, only what does not need one."""
+def _of_training(
+    evaluation: FinalEvaluation | None, metrics: Sequence[RoundRow]
+) -> FinalEvaluation | None:
+    """The evaluation of the final model; without a training, only what needs none."""
     if evaluation is None or metrics:
         return evaluation
-    return Evaluation(task=evaluation.task, references=evaluation.references)
+    return FinalEvaluation(task=evaluation.task, references=evaluation.references)
 
 
 def _later(ended: PrivacyStatement | None, now: PrivacyStatement | None) -> str | None:
@@ -340,7 +342,7 @@ def _client(
 ) -> Client:
     later = _later(statement, now)
     if statement is not None and later is not None:
-        statement = replace(statement, notes=(*statement.notes, later))
+        statement = statement.adding(notes=[later])
     return Client(
         name=row.name,
         declared_size=row.declared_size,

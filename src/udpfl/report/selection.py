@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,7 +57,7 @@ class Total:
 
 
 @dataclass(frozen=True)
-class Selection:
+class RunSelection:
     """Several runs to choose from, and the total of those on the same records."""
 
     runs: int
@@ -156,7 +156,7 @@ class _Member:
 
 def selection_of(
     runs: Sequence[RunRecord], *, fixed: bool = False, earlier: int = 0
-) -> Selection | None:
+) -> RunSelection | None:
     """What a choice among these runs leaves out; None where no two of them share records.
 
     Args:
@@ -183,7 +183,7 @@ def selection_of(
     if not totals:
         return None
     alone = sum(len(group) == 1 for group in groups)
-    return Selection(len(distinct), tuple(totals), fixed, alone, earlier)
+    return RunSelection(len(distinct), tuple(totals), fixed, alone, earlier)
 
 
 def _member(run: RunRecord) -> _Member:
@@ -278,7 +278,7 @@ def _together(members: Sequence[_Member]) -> PrivacyStatement | None:
         )
     except UdpflError as error:
         return PrivacyStatement.none(f"their releases cannot be added up: {error}")
-    assumed = [n for s in statements for n in s.notes if n.startswith("assumes")]
+    assumed = [own for statement in statements for own in statement.assumptions]
     if len(sets) > 1:
         assumed.append(_TESTED)
-    return replace(total, notes=tuple(dict.fromkeys((*total.notes, *assumed))))
+    return total.adding(assumptions=assumed)

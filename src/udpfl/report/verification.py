@@ -9,7 +9,7 @@ runs are left out.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
@@ -183,7 +183,8 @@ class _Recomputed:
         nominal_run = run if self.nominal else None
         found = self.ledger.statement(account.id, stated.delta, nominal_run, up_to)
         if self._ending is not None:
-            found = replace(found, notes=(*found.notes, *self._ending.outcome["assumptions"]))
+            sealed = self._ending.outcome  # earlier versions had notes among the assumptions
+            found = found.adding(assumptions=sealed["assumptions"], notes=sealed.get("notes", ()))
         is_sealed = self._ending is not None
         for each in differences(f"summary.json for {name}", stated, found, all_notes=is_sealed):
             yield each.doubted(_NO_HEAD) if unsure else each

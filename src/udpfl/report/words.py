@@ -152,7 +152,7 @@ def small(delta: float) -> str:
 
 def trusts_server(statement: PrivacyStatement) -> bool:
     """Whether what is said rests on a server that adds the noise."""
-    return TRUST in statement.notes
+    return TRUST in statement.assumptions
 
 
 def _headline(run: RunRecord, statement: PrivacyStatement) -> str:

@@ -19,7 +19,7 @@ from udpfl.runs._version1 import as_version_2
 from udpfl.runs.schema import (
     VERSION,
     ClientRow,
-    Evaluation,
+    FinalEvaluation,
     Identity,
     NewerFolder,
     RoundRow,
@@ -104,7 +104,7 @@ class RunFiles:
     clients: Sequence[ClientRow]
     metrics: Sequence[RoundRow]
     summary: Summary | None
-    evaluation: Evaluation | None
+    evaluation: FinalEvaluation | None
 
     @classmethod
     def read(cls, path: Path) -> RunFiles:
@@ -115,7 +115,7 @@ class RunFiles:
             clients=read_clients(path),
             metrics=read_metrics(path),
             summary=read_summary(path),
-            evaluation=_read(path / names.EVALUATION, Evaluation.from_dict, "run"),
+            evaluation=_read(path / names.EVALUATION, FinalEvaluation.from_dict, "run"),
         )
 
     @property

@@ -34,7 +34,7 @@ from udpfl.data.records import DataSet, Indices
 from udpfl.errors import InvalidInput, UdpflError
 from udpfl.runs import names
 from udpfl.runs.files import has_begun, read_clients, read_identity, read_metrics, read_summary
-from udpfl.runs.schema import ClientRow, Evaluation, Identity, RoundRow, Stamp, Summary
+from udpfl.runs.schema import ClientRow, FinalEvaluation, Identity, RoundRow, Stamp, Summary
 from udpfl.runs.writing import append_line, explained, write_json, write_whole
 
 _KEPT = 2
@@ -148,7 +148,7 @@ class RunFolder:
         """Those of a run that begins, in their order."""
         write_json(self.path / names.CLIENTS, [row.to_dict() for row in clients])
 
-    def write_evaluation(self, evaluation: Evaluation) -> None:
+    def write_evaluation(self, evaluation: FinalEvaluation) -> None:
         """The final model on the test split."""
         write_json(self.path / names.EVALUATION, evaluation.to_dict())
 

@@ -3,7 +3,7 @@
 run.json             Identity
 participants.json    a list of ClientRow
 metrics.jsonl        a RoundRow in each line
-evaluation.json      Evaluation
+evaluation.json      FinalEvaluation
 summary.json         Summary
 model.safetensors    Stamp, in its header
 
@@ -269,7 +269,7 @@ class RoundRow(Mapping[str, Any]):
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class FinalEvaluation:
     """evaluation.json: the final model on the test split. What does not fit the task is None."""
 
     task: Task | None = None
@@ -300,7 +300,7 @@ class Evaluation:
         return {key: value for key, value in plain.items() if key in always or value is not None}
 
     @classmethod
-    def from_dict(cls, plain: Any) -> Evaluation:
+    def from_dict(cls, plain: Any) -> FinalEvaluation:
         """The inverse of `to_dict`."""
         plain = _object("evaluation", plain)
         figure, listed = float | int | str | None, list | None

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from udpfl.algorithms import ClientMessage, Tensors, weighted_mean
 from udpfl.errors import Unsupported
-from udpfl.federation.request import WEAKEST
+from udpfl.federation.request import PULL_TARGET
 from udpfl.federation.stages.base import Stage
 
 
@@ -25,13 +25,13 @@ class BudgetPull(Stage):
     def __init__(self, towards: Collection[str]) -> None:
         self.towards = frozenset(towards)
         """The names of those clients."""
-        self._weakest: Tensor | None = None
+        self._pull_target: Tensor | None = None
 
     def restore(self, tensors: Mapping[str, Any]) -> None:
-        self._weakest = tensors.get(WEAKEST)
+        self._pull_target = tensors.get(PULL_TARGET)
 
     def request(self) -> Tensors:
-        return {} if self._weakest is None else {WEAKEST: self._weakest}
+        return {} if self._pull_target is None else {PULL_TARGET: self._pull_target}
 
     def receive(
         self, round_: int, server: Tensors, messages: Sequence[ClientMessage]
@@ -40,5 +40,5 @@ class BudgetPull(Stage):
         if any("update" not in message.tensors for message in largest):
             raise Unsupported("training.penalty needs a method whose clients send updates")
         if largest:
-            self._weakest = server["model"] + weighted_mean(largest, "update")
+            self._pull_target = server["model"] + weighted_mean(largest, "update")
         return list(messages)
