@@ -12,20 +12,23 @@ import udpfl
 
 ROOT = Path(udpfl.__file__).parent
 FUNCTION, CLASS, ARGUMENTS = 60, 250, 8
-"""Lines of a function without its signature, lines of a class, arguments of an `__init__`.
+"""Lines of a function, lines of a class, arguments of an `__init__`.
+
+The signature of a command is its list of options, with their help: it does not count.
 
 Dataclasses and pydantic models are plain data records: they write no `__init__`, and none counts.
 """
 
 
-def too_large(node: ast.AST) -> bool:
+def too_large(node: ast.AST, file: str) -> bool:
     """Whether a function or a class is over the limits."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         arguments = node.args
         names = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
         taken = len(names) - 1 if node.name == "__init__" else 0
         assert node.end_lineno is not None
-        return node.end_lineno - node.body[0].lineno + 1 > FUNCTION or taken > ARGUMENTS
+        first = node.body[0] if file.startswith("cli/") else node
+        return node.end_lineno - first.lineno + 1 > FUNCTION or taken > ARGUMENTS
     if isinstance(node, ast.ClassDef):
         assert node.end_lineno is not None
         return node.end_lineno - node.lineno + 1 > CLASS
@@ -41,7 +44,7 @@ def offenders(root: Path) -> Iterator[str]:
 def _within(tree: ast.AST, file: str, outer: str) -> Iterator[str]:
     for node in ast.iter_child_nodes(tree):
         name = f"{outer}{getattr(node, 'name', '')}"
-        if too_large(node):
+        if too_large(node, file):
             yield f"{file} {name}"
         named = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         yield from _within(node, file, f"{name}." if named else outer)
@@ -56,7 +59,7 @@ def lines(count: int, indent: str) -> str:
 
 
 def function(count: int) -> str:
-    return f"def long(\n    a,\n    b,\n):\n    {lines(count, '    ')}"
+    return f"def long(\n    a,\n):\n    {lines(count - 3, '    ')}"
 
 
 def constructor(count: int) -> str:

@@ -147,22 +147,26 @@ def plan(
     """
     if epsilon is None and match is None:
         raise InvalidInput("epsilon", "is needed: the budget, unless `match` names a Gaussian")
-    wanted = _wanted(mechanism)
-    sensitivity = Sensitivity(clip, norm, dimension)
     setting = Setting(
-        math.inf if epsilon is None else epsilon, delta, steps, sensitivity, sampling_rate,
-        "record", accountant, accounting, reference=match,
+        math.inf if epsilon is None else epsilon, delta, steps, Sensitivity(clip, norm, dimension),
+        sampling_rate, "record", accountant, accounting, reference=match,
     )  # fmt: skip
-    if norm == "linf" or not all(map(_is_isotropic, wanted)):
+    rows = tuple(_row(i, own) for i, own in enumerate(_choices(mechanism, setting, rank), 1))
+    return Plan(rows, setting, None if match is None else _reference(setting, match))
+
+
+def _choices(
+    mechanism: str | Mechanism | Sequence[str | Mechanism], setting: Setting, rank: Rank
+) -> Sequence[Choice]:
+    """What was asked for, in rank order; raises where that is one mechanism which cannot do it."""
+    wanted, sensitivity = _wanted(mechanism), setting.sensitivity
+    if sensitivity.norm == "linf" or not all(map(_is_isotropic, wanted)):
         _ = sensitivity.coordinates  # raises where the dimension is needed and missing
     choices = choose(setting, wanted, rank)
     is_ranking = mechanism == "all" or not isinstance(mechanism, (str, Mechanism))
     if choices[0].calibrated is None and not is_ranking:
         raise Unsupported(choices[0].why)
-    if mechanism == "auto":
-        choices = choices[:1]
-    rows = tuple(_row(i, choice) for i, choice in enumerate(choices, 1))
-    return Plan(rows, setting, None if match is None else _reference(setting, match))
+    return choices[:1] if mechanism == "auto" else choices
 
 
 def _wanted(mechanism: str | Mechanism | Sequence[str | Mechanism]) -> tuple[str | Mechanism, ...]:

@@ -34,6 +34,7 @@ of FedAvg on non-IID data", Lemmas 1 to 3.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -229,7 +230,7 @@ def measure_curve(
     """Train from w = 0 along curves, `repetitions` times with fresh samples, noise and r.
 
     Args:
-        problem: A convex problem with its clients and their records.
+        problem: Clients and their records.
         constants: Of the control points.
         steps: "decreasing", as the theory wants them, or "fixed" at 1/L.
         noise: On every client's gradient; none if left out.
@@ -256,18 +257,24 @@ def measure_curve(
         0
     """
     require_sizes(local_steps, rounds, repetitions, rate)
-    if steps not in get_args(Steps):
-        raise InvalidInput("steps", f"must be {' or '.join(get_args(Steps))}, got {steps!r}")
-    if steps == "fixed" and local_steps > 1:
-        raise InvalidInput("local_steps", "must be 1 with fixed steps: no bound is known otherwise")
+    _require_steps(steps, local_steps)
     walk, descent = Walk.of(constants), Descent(problem, noise, scale, rate, repetitions, seed)
-    offset = step_offset(problem.smoothness, problem.convexity, local_steps)
+    away, bends = _walked(
+        walk, descent, _step_sizes(problem, steps, local_steps), rounds, local_steps
+    )
+    bound = CurveBound(walk, constants_of(descent, local_steps), steps)
+    distances, spreads = np.array(away).T
+    thetas, theta_spreads = np.array(bends).T
+    return CurveMeasured(
+        bound, bound.printed(descent.mean_abs**2), distances, spreads, thetas, theta_spreads,
+        descent.largest.record,
+    )  # fmt: skip
 
-    def size(step: int) -> float:
-        if steps == "fixed":
-            return 1 / problem.smoothness
-        return step_size(problem.convexity, offset, step)
 
+def _walked(
+    walk: Walk, descent: Descent, size: Callable[[int], float], rounds: int, local_steps: int
+) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
+    """Distances of w and of theta to the optimum, with their spreads, round by round."""
     w = descent.start()
     away, bends = [descent.distance(w)], []
     for first in range(0, rounds * local_steps, local_steps):
@@ -279,10 +286,19 @@ def measure_curve(
         places = descent.rng.random((*w.shape[:2], 1))
         w = descent.averaged(start + walk.share(places) * moved)
         away.append(descent.distance(w))
-    bound = CurveBound(walk, constants_of(descent, local_steps), steps)
-    distances, spreads = np.array(away).T
-    thetas, theta_spreads = np.array(bends).T
-    return CurveMeasured(
-        bound, bound.printed(descent.mean_abs**2), distances, spreads, thetas, theta_spreads,
-        descent.largest.record,
-    )  # fmt: skip
+    return away, bends
+
+
+def _require_steps(steps: Steps, local_steps: int) -> None:
+    if steps not in get_args(Steps):
+        raise InvalidInput("steps", f"must be {' or '.join(get_args(Steps))}, got {steps!r}")
+    if steps == "fixed" and local_steps > 1:
+        raise InvalidInput("local_steps", "must be 1 with fixed steps: no bound is known otherwise")
+
+
+def _step_sizes(problem: Convex, steps: Steps, local_steps: int) -> Callable[[int], float]:
+    """The size of a step by its number, the first is 0."""
+    if steps == "fixed":
+        return lambda _: 1 / problem.smoothness
+    offset = step_offset(problem.smoothness, problem.convexity, local_steps)
+    return lambda step: step_size(problem.convexity, offset, step)

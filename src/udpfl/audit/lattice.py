@@ -166,11 +166,7 @@ def audit_lattice(
     """
     check_error(error)
     check_trials(trials)
-    if isinstance(mechanism, Radial):
-        raise Unsupported(
-            f"this adversary tells the random word of a number from the number, but numbers of "
-            f"{mechanism.name} noise are made of the words of a whole vector"
-        )
+    _require_own_words(mechanism)
     said = rounding_of([(mechanism, numbers)], epsilon)
     lattice = _Lattice(mechanism, noiser or MechanismNoiser([mechanism]))
     rng = np.random.default_rng()
@@ -191,6 +187,14 @@ def audit_lattice(
     return Verdict(
         claim, epsilon + said.epsilon, said.delta, tests, error, alternative=OffTheGrid(tests)
     )
+
+
+def _require_own_words(mechanism: Mechanism) -> None:
+    if isinstance(mechanism, Radial):
+        raise Unsupported(
+            f"this adversary tells the random word of a number from the number, but numbers of "
+            f"{mechanism.name} noise are made of the words of a whole vector"
+        )
 
 
 class _Lattice:

@@ -247,18 +247,21 @@ def audit_run(
     check_error(error)
     check_trials(trials)
     target = Target.of(where, data, model, loss)
-    count = _canary_count(target, canaries)
-    own = target.plan.budget.delta if target.plan.budget else target.plan.delta
-    delta = 1e-5 if own is None else own
+    return _verdicts(target, trials, _canary_count(target, canaries), error)
+
+
+def _verdicts(target: Target, trials: int, count: int, error: float) -> list[Verdict]:
+    delta = _delta_of(target.plan)
     whole, deltas = target.release.unit == "client", (FAR, delta)
     subjects = {} if whole else target.subjects()
     rounds = rounds_to_try(target.plan, target.setup.algorithm.trusts_server) if whole else []
     share = error / ((len(subjects) + len(rounds)) * len(deltas) + (count > 0) + 1)
-    verdicts = []
+    trained = _trained(target, count, delta, share) if count else []
     if isinstance(target.release, Randomised):
         update = target.whole().present
-        verdicts = [_message(target, target.release, update, trials, d, share) for d in deltas]
-        return verdicts + (_trained(target, count, delta, share) if count else [])
+        sent = [_message(target, target.release, update, trials, d, share) for d in deltas]
+        return sent + trained
+    verdicts = []
     if whole:
         both = target.whole()  # trained once, for all rounds and every delta
         verdicts += [_client(target, both, own, trials, d, share) for own in rounds for d in deltas]
@@ -266,7 +269,13 @@ def audit_run(
         verdicts += _replayed(target, name, subject, trials, deltas, share)
     if not isinstance(target.release.mechanism, Radial):  # whose words no adversary tells apart
         verdicts.append(_lattice(target, delta, share))
-    return verdicts + (_trained(target, count, delta, share) if count else [])
+    return verdicts + trained
+
+
+def _delta_of(plan: ReleasePlan) -> float:
+    """At which the claims of a client are stated."""
+    own = plan.budget.delta if plan.budget else plan.delta
+    return 1e-5 if own is None else own
 
 
 def _canary_count(target: Target, canaries: int | None) -> int:

@@ -81,7 +81,7 @@ def compare(
     """
     base = load(config, sections)
     _require_jobs(jobs)
-    grid = grid_of(base, vary or {}, seeds)
+    grid, target = grid_of(base, vary or {}, seeds), Target.of(base)
     path = Path(out or base.out or default_folder(base, grid.keys))
     with comparison_folder(path, base, grid.keys) as folder:
         placed = _place(folder, grid)
@@ -89,13 +89,7 @@ def compare(
         waiting = [job for job in everything if not job.finished]
         found, begun = len(everything) - len(waiting), [job for job in waiting if job.begun]
         progress = Progress(tell or (lambda *_: None), len(everything), found)
-        progress.tell(found, len(everything), "")
-        try:
-            _train_all(waiting, jobs, progress)
-        except KeyboardInterrupt:
-            done = [job for job in everything if job.finished]
-            raise ComparisonInterrupted(path, len(done), len(everything)) from None
-        target = Target.of(base)
+        _train_waiting(path, everything, waiting, jobs, progress)
         rows = _rows(grid, placed, progress.failed, target)
         selection = _selection(folder, everything)
         _report(folder, [job.folder for job in everything if job.finished], rows, selection)
@@ -118,6 +112,17 @@ def _place(folder: ComparisonFolder, grid: Grid) -> dict[tuple[int, int], Job]:
     }
     folder.write()
     return placed
+
+
+def _train_waiting(
+    path: Path, everything: Sequence[Job], waiting: Sequence[Job], jobs: int, progress: Progress
+) -> None:
+    progress.tell(len(everything) - len(waiting), len(everything), "")
+    try:
+        _train_all(waiting, jobs, progress)
+    except KeyboardInterrupt:
+        done = [job for job in everything if job.finished]
+        raise ComparisonInterrupted(path, len(done), len(everything)) from None
 
 
 def _train_all(waiting: Sequence[Job], jobs: int, progress: Progress) -> None:

@@ -76,8 +76,8 @@ def _section(value: Any) -> dict[str, Any]:
     return dict(value) if isinstance(value, Mapping) else {}
 
 
-def check_shared_ledger(asked: Asked, unclaimed: str | None) -> None:
-    """Refuse a shared ledger that the run must not, or cannot, be charged to."""
+def prepare(asked: Asked, unclaimed: str | None) -> None:
+    """Refuse a shared ledger that the run must not, or cannot, be charged to; set the threads."""
     ledger = asked.config.privacy.ledger
     if ledger and unclaimed:
         raise InvalidInput(
@@ -87,9 +87,18 @@ def check_shared_ledger(asked: Asked, unclaimed: str | None) -> None:
         )
     if ledger and asked.folder is None:
         require_writable(Path(ledger), "privacy.ledger")
+    if asked.config.threads is not None:
+        torch.set_num_threads(asked.config.threads)
 
 
-def advise(settings: Config) -> None:
+def check(setup: Setup) -> None:
+    """Refuse a model that the engine cannot train, and warn of settings that are hardly meant."""
+    setup.check_model()
+    setup.show_public_records()
+    _advise(setup.config)
+
+
+def _advise(settings: Config) -> None:
     """Warn of settings that are allowed but hardly ever meant."""
     privacy, training = settings.privacy, settings.training
     clips_records = privacy.enabled and privacy.unit == "record"

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from udpfl.config import Config
@@ -16,7 +15,7 @@ from udpfl.engine import Loss
 from udpfl.federation._assembly import Assembly
 from udpfl.federation._ending import Ending
 from udpfl.federation._interrupts import patient_interrupt
-from udpfl.federation._opening import advise, begin_folder, check_shared_ledger, read_arguments
+from udpfl.federation._opening import begin_folder, check, prepare, read_arguments
 from udpfl.federation._stored_run import StoredRun
 from udpfl.federation.admission import admit, require_charges
 from udpfl.federation.loop import train
@@ -75,13 +74,9 @@ def run(
     began = time.perf_counter()
     asked = read_arguments(config, resume, model, data, sections)
     unclaimed = "clipping and noise were replaced" if protection else None
-    check_shared_ledger(asked, unclaimed)
-    if asked.config.threads is not None:
-        torch.set_num_threads(asked.config.threads)
+    prepare(asked, unclaimed)
     setup = Setup.of(asked.config, data=asked.data, test=test, model=asked.model, loss=loss)
-    setup.check_model()
-    setup.show_public_records()
-    advise(setup.config)
+    check(setup)
     folder = asked.folder or begin_folder(setup, setup.plans_within_budgets(), unclaimed)
     stored = StoredRun.read(folder, setup.model.layout.dimension, setup.fingerprints)
     with folder.locked():
