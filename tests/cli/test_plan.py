@@ -79,7 +79,7 @@ def test_the_table_of_matched_noise_has_the_reference_beside_it(capsys):
         capsys, "plan", *COMMON, "--mechanism", "all", "--match", "1.5", "--dimension", "10"
     )
     assert code == 0
-    assert "Noise that matches a Gaussian of 1.5 x clip" in out
+    assert "Noise that matches a Gaussian of multiplier 1.5" in out
     lines = [line for line in out.splitlines() if line.startswith("│")]
     costs = {line.split("│")[2].strip(): float(line.split("│")[-2]) for line in lines}
     assert max(costs, key=costs.get) in ("reference", "gaussian")
@@ -277,3 +277,17 @@ def test_the_installed_command_prints_nothing_but_its_answer(extra):
     assert "dp_accounting" not in done.stderr
     if not extra:
         assert done.stderr == ""
+
+
+def test_nominal_matching_says_that_it_is_about_one_coordinate(capsys):
+    """The table beside it shows a matched noise that costs more than its reference."""
+    code, out, _ = run(
+        capsys, "plan", "--steps", "10", "--mechanism", "laplace", "--match", "1",
+        "--dimension", "5", "--accounting", "scalar", "--accountant", "paper", "--epsilon", "100",
+    )  # fmt: skip
+    assert code == 0
+    said = " ".join(out.split())
+    assert "for nominal ε ≤ 100" in said
+    assert "matched in one coordinate" in said
+    assert "For the whole gradient it may" in said
+    assert "a matched noise never costs more than the reference. Other" not in said

@@ -31,12 +31,15 @@ from udpfl import (
 from udpfl.accounting.events import Shuffled, leaves
 from udpfl.algorithms import FedAvg, ServerStep
 from udpfl.audit.ledger import audit_ledger
+from udpfl.cli._decision_words import describe_decision
+from udpfl.cli._ledgers import balance_of
 from udpfl.config import load
 from udpfl.engine import Entropy, LaneModel, Limits, MechanismNoiser
 from udpfl.federation import ReleasePlan, Request, Trainer
 from udpfl.federation._calibration import plan_releases
 from udpfl.federation.builders import build_algorithm
 from udpfl.federation.request import WITHIN
+from udpfl.ledger.ledger import Ledger
 from udpfl.runs.folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -265,6 +268,21 @@ def planned_std(**training):
     return own.release.mechanism.std
 
 
+def test_releases_are_counted_by_what_a_record_takes_part_in(federate):
+    """Each sample has two epochs, of which a record is in one batch each."""
+    result = federate({"mechanism": "gaussian", "delta": 1e-3}, EPOCHS | {"rounds": 3})
+    samples = 3
+    with Ledger(result.ledger_path, read_only=True) as ledger:
+        entries = list(ledger.history(1))
+        assert sum(entry.count for entry in entries) == samples
+        balance = balance_of(ledger, ledger.accounts()[0], 1e-3)
+        reserved = [said for own in ledger.decisions() if (said := describe_decision(own, {}))]
+    releases = samples * EPOCHS["local_epochs"]
+    assert balance.releases == sum(count for _, count in balance.versions) == releases
+    assert {own.releases for own in audit_ledger(result.folder).accounts} == {releases}
+    assert any(said.startswith(f"{releases} releases reserved") for said in reserved)
+
+
 def test_noise_follows_the_epochs_and_not_the_batches():
     """By a closed form: epochs of a sample are one release with less noise by a root."""
     once = planned_std(local_steps=1)
@@ -311,7 +329,7 @@ def test_methods_run_and_are_charged_alike(federate, method):
     result = federate({"mechanism": "gaussian"}, EPOCHS | {"algorithm": method, "rounds": 2})
     found = audit_ledger(result.folder)
     assert found.sound
-    assert [one.releases for one in found.accounts] == [2, 2, 2]  # samples, each charged once
+    assert [one.releases for one in found.accounts] == [4, 4, 4]  # two epochs of each sample
 
 
 def test_a_nominal_shuffle_counts_the_message_of_a_sample(federate):

@@ -136,7 +136,22 @@ def test_scalar_accounting_matches_nominally(federate):
     assert told.own.epsilon == pytest.approx(cost(noise_of(row), row, Sensitivity(1.0, "l2", 1)))
     assert told.own.vector_epsilon > told.own.epsilon
     assert result.privacy.kind == "nominal"
-    assert any("nominally cost" in note for note in result.privacy.notes)
+    (note,) = [note for note in result.privacy.notes if note.startswith("matched")]
+    assert "in one coordinate" in note
+    assert "leak more" not in note  # which is not so for the gradient
+    for number in (told.own, told.other):
+        assert f"ε = {shown(number.epsilon)}" in note
+        assert f"ε = {shown(number.vector_epsilon)}" in note
+    assert told.own.vector_epsilon > told.other.vector_epsilon
+    said = re.sub("<[^>]+>|&nbsp;", "", result.report.read_text())
+    assert "in one coordinate (nominal ε = " in said
+    assert f"{shown(told.own.vector_epsilon)} and {shown(told.other.vector_epsilon)} are" in said
+
+
+def test_a_nominal_reference_that_costs_too_much_says_what_is_guaranteed(federate):
+    scalar = {**MATCHED, "accounting": "scalar", "accountant": "paper", "reference": 0.5}
+    with pytest.raises(BudgetExceeded, match=r"nominally costs ε = .+ \(guaranteed is ε = "):
+        federate({**scalar, "epsilon": 2.0})
 
 
 def test_an_adaptive_clip_goes_with_it(federate):
@@ -201,7 +216,7 @@ def test_the_report_says_to_what_the_noise_was_matched_and_what_both_cost(federa
     page = run_page(record)
     assert (
         "matched to a Gaussian of noise multiplier 2 "
-        f"(ε = {shown(told.own.epsilon)} by Rényi divergences, {shown(told.other.epsilon)} with "
+        f"(ε = {shown(told.own.epsilon)} at whole Rényi orders, {shown(told.other.epsilon)} with "
         "that Gaussian)"
     ) in page
     assert "matched: at no Rényi order does a release leak more" in page

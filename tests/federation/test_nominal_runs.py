@@ -11,6 +11,7 @@ import udpfl
 from tests.small import PowerCut, Stops, blobs, linear
 from udpfl.accounting import PoissonSampled, Release, Repeated, Sensitivity, Shuffled, account
 from udpfl.accounting.budget import Budget
+from udpfl.accounting.rounding import rounding_of_event
 from udpfl.accounting.serial import event_from_dict
 from udpfl.cli import main
 from udpfl.cli._decision_words import describe_decision
@@ -184,6 +185,27 @@ def test_counts_of_an_adaptive_clip_are_planned_by_it_too(tmp_path):
     result = train(tmp_path / "run", "paper", clip_quantile=0.5)
     assert (result.privacy.kind, result.privacy.accountant) == ("nominal", "paper")
     assert 7.98 < result.privacy.epsilon <= 8.0
+
+
+def test_rounding_is_counted_for_what_is_guaranteed(tmp_path):
+    """The nominal ε is smaller, and so would be what rounding adds to δ."""
+    result = train(tmp_path / "run", "paper", mechanism="staircase", epsilon=4.0)
+    with Ledger(result.ledger_path, read_only=True) as ledger:
+        events = [ledger.spent(own.id) for own in ledger.accounts()]
+    added = json.loads((result.folder / "summary.json").read_text())["rounding"]
+    privacy = result.privacy
+    assert privacy.vector_epsilon > 1.5 * privacy.epsilon
+    assert added == pytest.approx(rounding_of_event(events[0], privacy.vector_epsilon).total)
+    assert added > rounding_of_event(events[0], privacy.epsilon).total
+
+
+def test_two_numbers_about_different_runs_say_so(tmp_path):
+    shared = {"ledger": str(tmp_path / "shared.sqlite"), "mechanism": "gaussian"}
+    alone, own = "of this run alone", {"epsilon": 400.0}
+    result = train(tmp_path / "one", "paper", **shared, **own)
+    assert any(alone in note for note in result.privacy.notes)
+    result = train(tmp_path / "two", "paper", mechanism="gaussian")
+    assert not any(alone in note for note in result.privacy.notes)
 
 
 # Shuffled

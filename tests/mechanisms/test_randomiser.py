@@ -73,6 +73,17 @@ def test_where_the_answers_change(t):
     assert found.tolist() == [1.0, -1.0]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_row_that_is_no_number_is_no_exception(kind, value):
+    """Its answers have probabilities that a question may have."""
+    randomiser = kind(1.0, 1.0, 3, 3)
+    found = messages(randomiser, [value] * 3, 2_000)
+    assert np.isfinite(found).all()
+    share = (found > 0).mean()
+    assert truth(-1, 1.0) - 0.05 < share < truth(1, 1.0) + 0.05
+
+
 def probabilities(randomiser, x):
     """Of every message about x, by the definition: which coordinates are asked, and the answers."""
     found = {}

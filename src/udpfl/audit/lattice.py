@@ -28,7 +28,7 @@ from udpfl.engine.randomness import Key, PrivateStream, Words
 from udpfl.errors import Unsupported
 from udpfl.mechanisms import Mechanism, Radial
 from udpfl.mechanisms.arrays import Floats, to_unit
-from udpfl.mechanisms.grid import SECOND_WORD, rounding_of
+from udpfl.mechanisms.grid import rounding_of
 
 ROUNDING = "rounding of the noise"
 """What such an audit is about, in words."""
@@ -237,7 +237,9 @@ class _Lattice:
         parts, key = [], Key("audit", "lattice", 0, 0)
         for start in range(0, sums.shape[1], _AT_ONCE):  # in blocks that it does not cut up
             own, chosen = (t[:, start : start + _AT_ONCE].ravel() for t in (sums, uniform))
-            noisy = self._noiser.add(torch.from_numpy(own)[None], _Chosen(chosen), [key])
+            noisy = self._noiser.add(
+                torch.from_numpy(own)[None], _Chosen(chosen, self._mechanism.second_word), [key]
+            )
             parts.append(noisy.double().numpy().reshape(len(sums), -1))
         return np.concatenate(parts, axis=1)
 
@@ -285,6 +287,8 @@ class _Chosen(PrivateStream):
 
     private: ClassVar[bool] = False
     uniform: Floats
+    below: float
+    """Numbers below it get a second word: the noiser's own rule."""
 
     def _bits(self, key: Key) -> bytes:
         raise AssertionError("words are chosen, not drawn")
@@ -295,8 +299,7 @@ class _Chosen(PrivateStream):
         first = whole.astype(np.int64)
         first = np.where(self.uniform < 0, -1 - first, first)
         second = ((scaled - whole) * 2.0**64 - 2.0**63).clip(-(2.0**63), 2.0**63 - 2**10)
-        # The noiser's own rule for which of them get a second one.
-        small = np.abs(to_unit(first.astype(np.float64))) < SECOND_WORD
+        small = np.abs(to_unit(first.astype(np.float64))) < self.below
         prepared = iter((first, second.astype(np.int64)[small]))
 
         def fill(row: torch.Tensor) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -179,7 +179,7 @@ def _account(
     client, block, _ = rows.accounts[number]
     budget, totals = rows.budgets.get(number), rows.totals(number)
     at = budget[1] if budget else delta
-    releases, least, most = sum(totals.values()), 0.0, math.inf
+    releases, least, most = _releases(totals), 0.0, math.inf
     reason = rows.unclaimed(number)
     try:
         seen = Counter[Seen]()
@@ -214,6 +214,18 @@ def _account(
         if budget and stated.epsilon > budget[0]:
             remarks.append(f"{said}, more than its budget ε = {budget[0]:g}")
     return AccountAudit(client, block, releases, stated.epsilon, least, most, at)
+
+
+def _releases(totals: Mapping[str, int]) -> int:
+    """How many releases a record may have taken part in; an event that cannot be read is one."""
+    total = 0
+    for text, count in totals.items():
+        try:
+            inner = {Seen(None, 0.0): 1} if text == NO_CLAIM else read(text)
+        except (UdpflError, ValueError):
+            inner = {Seen(None, 0.0): 1}
+        total += count * sum(times * release.passes for release, times in inner.items())
+    return total
 
 
 def _stated(

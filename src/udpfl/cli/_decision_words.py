@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
+from udpfl.ledger.charges import releases_of
 from udpfl.ledger.decisions import Decision
 
 
@@ -25,12 +27,11 @@ def describe_decision(change: Decision, folders: Mapping[str, str]) -> str | Non
         case "reserve" if content.get("exchanged"):
             return f"reservation of {run} changed with its noise"
         case "reserve":
-            return f"{sum(content['totals'].values()):,} releases reserved for {run}"
+            return f"{_releases(content):,} releases reserved for {run}"
         case "give back":
             return f"reservation of {run} freed"
         case "take over":
-            taken = sum(content["totals"].values())
-            return f"takes over {taken:,} releases, because records may have moved"
+            return f"takes over {_releases(content):,} releases, because records may have moved"
         case "begin":
             sealed = "" if content["files"] is None else ", its files sealed"
             by = f", planned by the {own} accountant" if (own := content.get("accountant")) else ""
@@ -44,3 +45,7 @@ def describe_decision(change: Decision, folders: Mapping[str, str]) -> str | Non
         case "open":
             return "account opened" if change.reason else None
     return None
+
+
+def _releases(content: Mapping[str, Any]) -> int:
+    return sum(count * releases_of(event) for event, count in content["totals"].items())

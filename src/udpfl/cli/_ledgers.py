@@ -138,11 +138,11 @@ def balance_of(ledger: Ledger, account: Account, delta: float) -> Balance:
         # A problem with one client must not hide the spending of the others.
         statement = PrivacyStatement.none(f"cannot be accounted: {reason}")
     runs = tuple(dict.fromkeys(entry.run for entry in entries if not entry.imported))
-    releases = sum(entry.count for entry in entries)
-    imported = sum(entry.count for entry in entries if entry.imported)
+    releases = sum(entry.releases for entry in entries)
+    imported = sum(entry.releases for entry in entries if entry.imported)
     versions = dict.fromkeys(ledger.versions(account.id), 0)
     for entry in entries:
-        versions[entry.fingerprint] = versions.get(entry.fingerprint, 0) + entry.count
+        versions[entry.fingerprint] = versions.get(entry.fingerprint, 0) + entry.releases
     reserved = tuple(ledger.reserved(account.id))
     return Balance(
         account, releases, runs, statement, own, imported, tuple(versions.items()), reserved

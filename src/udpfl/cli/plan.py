@@ -38,7 +38,8 @@ def plan(
         typer.Option(
             metavar="STD",
             help="Match a Gaussian instead: find the smallest noise that leaks no more in any "
-            "release. Its standard deviation, in units of the clip.",
+            "release. Its noise multiplier: standard deviation over clip, or with norm linf over "
+            "clip times the root of the dimension.",
             show_default=False,
         ),
     ] = None,
@@ -166,7 +167,7 @@ def show(rows: Plan, console: Console) -> None:
         values = "" if row.noise is None else f" ({row.noise.parameters_in_words(5)})"
         console.print(Text(row.mechanism, style="bold") + Text(f"{values}: {row.why}"))
     if rows.reference is not None:
-        console.print(_ABOUT_MATCHING)
+        console.print(_ABOUT_MATCHING[rows.setting.accounting])
     if nominal:
         console.print(
             "[bold red]Nominal: scalar accounting, not a privacy guarantee.[/] "
@@ -177,11 +178,14 @@ def show(rows: Plan, console: Console) -> None:
     console.print("The noise is rounded here; --json prints all digits.", style="dim")
 
 
-_ABOUT_MATCHING = (
-    "Rényi ε: what all releases cost by Rényi divergences, computed in the same way for every "
-    "noise; a matched noise never costs more than the reference. Other accountants know some "
-    "noises better than others, so the column ε may rank them otherwise."
-)
+_ABOUT_MATCHING: dict[Accounting, str] = {
+    "vector": "Rényi ε: what all releases cost by Rényi divergences, computed in the same way for "
+    "every noise; a matched noise never costs more than the reference. Other accountants know some "
+    "noises better than others, so the column ε may rank them otherwise.",
+    "scalar": "The noise is matched in one coordinate. Nominal Rényi ε: what all releases cost by "
+    "Rényi divergences of one coordinate; there a matched noise never costs more than the "
+    "reference. For the whole gradient it may: compare the column 'guaranteed ε'.",
+}
 
 
 def _table(rows: Sequence[PlanRow], setting: Setting, nominal: bool) -> Table:
@@ -218,8 +222,9 @@ def _table(rows: Sequence[PlanRow], setting: Setting, nominal: bool) -> Table:
 def _title(setting: Setting) -> str:
     sensitivity, reference = setting.sensitivity, setting.reference
     size = "" if sensitivity.dimension is None else f", {dimensions(sensitivity.dimension)}"
-    budget = "" if math.isinf(setting.epsilon) else f" for ε ≤ {setting.epsilon:g}"
-    matched = "" if reference is None else f" that matches a Gaussian of {reference:g} x clip"
+    word = "nominal " if setting.accounting == "scalar" else ""
+    budget = "" if math.isinf(setting.epsilon) else f" for {word}ε ≤ {setting.epsilon:g}"
+    matched = "" if reference is None else f" that matches a Gaussian of multiplier {reference:g}"
     return (
         f"Noise{matched}{budget}, δ = {setting.delta:g}: {setting.releases:,} releases at sampling "
         f"rate {setting.rate:g}, {sensitivity.norm} clip {sensitivity.bound:g}{size}"

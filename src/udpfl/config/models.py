@@ -140,7 +140,7 @@ class PrivacyConfig(Section):
         default="budget",
         description="What decides the noise of a client: its budget, or with 'match' a reference "
         "Gaussian. In no release does matched noise leak more than the reference, at any Rényi "
-        "order.",
+        "order (with scalar accounting: in one coordinate).",
     )
     reference: Positive | Annotated[list[Positive], Several] | None = Field(
         default=None,

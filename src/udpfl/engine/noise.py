@@ -93,7 +93,7 @@ def _add(mechanism: Mechanism, sums: Tensor, noisy: Tensor, words: Sequence[Word
     for start in range(0, columns, size):
         part = slice(start, min(start + size, columns))
         signed, spare, bits = room[..., : part.stop - start]
-        _draw_uniform(words, bits.view(torch.int64), signed, spare)
+        _draw_uniform(words, bits.view(torch.int64), signed, spare, mechanism.second_word)
         if isinstance(in_units, Radial):
             noise = _draw_vectors(in_units, words, bits.view(torch.int64), signed, spare)
         else:
@@ -144,10 +144,16 @@ def _uniform(words: Words, device: torch.device, count: int) -> Floats:
     return numbers
 
 
-def _draw_uniform(words: Sequence[Words], bits: Tensor, signed: Tensor, spare: Tensor) -> None:
+def _draw_uniform(
+    words: Sequence[Words],
+    bits: Tensor,
+    signed: Tensor,
+    spare: Tensor,
+    below: float = SECOND_WORD,
+) -> None:
     """Fill `signed` with uniform numbers in [-1, 1], never 0: their size is the tail of the noise.
 
-    A word w has 63 bits for it. Small numbers get those of a second word as well, so that no gaps
+    A word w has 63 bits for it. Numbers `below` get those of a second word as well, so that no gaps
     show far out: with a fraction f in (0, 1) of that the number is (w + f) 2^-63, and w + 1/2 in
     place of w + f for the others. On an accelerator all get one, as that costs less than a look.
     """
@@ -162,9 +168,9 @@ def _draw_uniform(words: Sequence[Words], bits: Tensor, signed: Tensor, spare: T
         fill(row)
     signed.copy_(bits)
     to_unit(signed)
-    if bool(torch.abs(signed, out=spare).amin() >= SECOND_WORD):
+    if bool(torch.abs(signed, out=spare).amin() >= below):
         return
-    places = (spare < SECOND_WORD).nonzero(as_tuple=True)
+    places = (spare < below).nonzero(as_tuple=True)
     second = torch.empty_like(places[1])
     counts = places[0].bincount(minlength=len(words)).tolist()
     for fill, own in zip(words, second.split(counts), strict=True):

@@ -85,5 +85,6 @@ def _answers(questions: Tensor, lean: float, words: Words) -> Tensor:
     """+1 with probability (1 + t lean) / 2, to 2^-64, and -1 otherwise, for questions t [n]."""
     drawn = torch.empty(questions.shape, dtype=torch.int64, device=questions.device)
     words(drawn)
-    edge = (questions.clamp(-1.0, 1.0) * lean * 2.0**63).long()  # |edge| < 2^63: lean is below 1
+    asked = questions.nan_to_num(0.0).clamp(-1.0, 1.0)  # what is no number is answered by chance
+    edge = (asked * lean * 2.0**63).long()  # |edge| < 2^63: lean is below 1
     return torch.where(drawn < edge, 1.0, -1.0).to(questions.dtype)

@@ -37,6 +37,20 @@ def _check_steps(config: Config, algorithm: Algorithm) -> None:
             f"{name} shares out the local steps over the rounds, but a clip that adapts is planned "
             f"for rounds that are alike",
         )
+    training = config.training
+    if training.batches * training.passes > 1:
+        raise InvalidInput(
+            "training.batches" if training.batches > 1 else "training.local_epochs",
+            f"{name} shares out the local steps over the rounds, one by one, but a sample that is "
+            "split into batches or used in several epochs needs all its steps in one round",
+        )
+    if training.shuffle and privacy.accounting == "scalar":
+        raise InvalidInput(
+            "training.shuffle",
+            f"{name} shares out the local steps over the rounds, but the paper's lemma on "
+            "shuffling is applied to messages that are alike in all rounds: leave it out, or set "
+            'privacy.accounting = "vector"',
+        )
 
 
 def check_target(config: Config, task: Task) -> None:

@@ -18,7 +18,6 @@ from udpfl.federation._stored_run import StoredRun
 from udpfl.federation.builders import copy_with_parameters
 from udpfl.federation.client import LocalClient
 from udpfl.federation.evaluation import final_evaluation
-from udpfl.federation.plan import ReleasePlan
 from udpfl.federation.result import Run
 from udpfl.federation.setup import Setup
 from udpfl.ledger.chain import Head
@@ -102,20 +101,25 @@ class Ending:
             **result.outcome(),
             "device": str(self.setup.device),
             "parameters": self.setup.model.layout.dimension,
-            "rounding": _rounding(self.stored.plans, result.privacy),
+            "rounding": self._rounding(result),
             "server_adds_noise": self.setup.algorithm.trusts_server,
             "assumptions": list(self.statements.assumptions),
             "notes": list(self.statements.notes),
         }
 
-
-def _rounding(plans: Sequence[ReleasePlan], privacy: PrivacyStatement) -> float:
-    """What rounding of noise adds to delta at most, for the client that has most of it."""
-    events = [event for plan in plans if (event := plan.rest_event()) is not None]
-    most = max((rounding_of_event(own, privacy.epsilon).total for own in events), default=0.0)
-    if privacy.kind != "none" and most > privacy.delta / 100:
-        log.warning("rounding of the noise may add %.1g to delta = %g", most, privacy.delta)
-    return most
+    def _rounding(self, result: Run) -> float:
+        """What rounding of noise adds to delta at most, for the client that has most of it."""
+        privacy, most = result.privacy, 0.0
+        for client in self.statements.clients:
+            # A statement is about all that a shared ledger was charged with.
+            is_shared = self.stored.has_shared_ledger
+            event = self.ledger.spent(client.account) if is_shared else client.plan.rest_event()
+            if event is not None:  # what holds counts, also where a nominal number is in front
+                epsilon = result.clients[client.name].vector_epsilon
+                most = max(most, rounding_of_event(event, epsilon).total)
+        if privacy.kind != "none" and most > privacy.delta / 100:
+            log.warning("rounding of the noise may add %.1g to delta = %g", most, privacy.delta)
+        return most
 
 
 def _held(ledger: Ledger, client: LocalClient, decided: int) -> tuple[float, float] | None:

@@ -49,13 +49,23 @@ def match_notes(plans: Sequence[ReleasePlan]) -> tuple[str, ...]:
     matched = [plan.matched for plan in plans if plan.matched is not None]
     if not matched:
         return ()
-    word = "nominally " if any(own.own.kind == "nominal" for own in matched) else ""
+    multiplier = _between([f"{own.reference:.4g}" for own in matched])
+    costs = [_between([shown(own.own.epsilon) for own in matched]),
+             _between([shown(own.other.epsilon) for own in matched])]  # fmt: skip
+    if any(own.own.kind == "nominal" for own in matched):
+        proved = [_between([shown(own.own.vector_epsilon) for own in matched]),
+                  _between([shown(own.other.vector_epsilon) for own in matched])]  # fmt: skip
+        return (
+            f"matched in one coordinate to a Gaussian of noise multiplier {multiplier}, which says "
+            "nothing of the whole gradient; by Rényi divergences the planned releases of a client "
+            f"nominally cost ε = {costs[0]}, and ε = {costs[1]} with that Gaussian, where ε = "
+            f"{proved[0]} and ε = {proved[1]} are guaranteed",
+        )
     return (
         "matched: at no Rényi order does a release leak more than with a Gaussian of noise "
-        f"multiplier {_between([f'{own.reference:.4g}' for own in matched])}; by Rényi divergences "
-        f"the planned releases of a client {word}cost ε = "
-        f"{_between([shown(own.own.epsilon) for own in matched])}, and with that Gaussian they "
-        f"would cost ε = {_between([shown(own.other.epsilon) for own in matched])}",
+        f"multiplier {multiplier}; both accounted at whole Rényi orders, as any noise can be, the "
+        f"planned releases of a client cost ε = {costs[0]}, and ε = {costs[1]} with that Gaussian "
+        "(of which other accountants show a smaller ε)",
     )
 
 

@@ -155,9 +155,13 @@ def _beyond(setting: Setting, reference: float, statement: PrivacyStatement) -> 
     """Why a matched noise is refused, and which reference would not be."""
     fits = least_reference(setting)
     digits = 10.0 ** (math.floor(math.log10(fits)) - 2)
+    costs, proved = "costs", ""
+    if statement.kind == "nominal":
+        costs = "nominally costs"
+        proved = f" (guaranteed is ε = {shown(statement.vector_epsilon)})"
     return (
-        f"noise that matches a Gaussian with noise multiplier {reference:g} costs "
-        f"ε = {shown(statement.epsilon)} at δ = {setting.delta:g}, more than the budget of "
+        f"noise that matches a Gaussian with noise multiplier {reference:g} {costs} "
+        f"ε = {shown(statement.epsilon)}{proved} at δ = {setting.delta:g}, more than the budget of "
         f"ε = {setting.epsilon:g}; with a reference of {math.ceil(fits / digits) * digits:.3g} it "
         "would fit"
     )

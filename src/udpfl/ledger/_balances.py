@@ -39,6 +39,10 @@ _NO_PLAN = (
     "an earlier version wrote the ledger and did not record what the run was planned to release: "
     "holds if nobody stopped the run because of its results"
 )
+_NOMINAL_ALONE = (
+    "the nominal ε is of this run alone; the guaranteed ε counts everything that was charged to "
+    "the account"
+)
 _TAKEN_OVER = (
     "its records may have been at other clients before, so the largest spending among those is "
     "counted as its own"
@@ -246,4 +250,5 @@ class Balances:
             return statement
         # Earlier versions recorded no accountant and stated what is best.
         planned_by = self._seals.of(nominal_run).accountant or "best"
-        return nominal_before(statement, nominal, delta, planned_by)
+        stated = nominal_before(statement, nominal, delta, planned_by)
+        return stated.adding(notes=[_NOMINAL_ALONE]) if owner.runs == "many" else stated

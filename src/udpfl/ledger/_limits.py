@@ -97,7 +97,11 @@ class Limits:
             if not self._balances.is_within_plan(account, run, wanted):
                 refused[account] = _NOT_PLANNED
             elif not self._balances.fits(account, {run: wanted}):
-                refused[account] = "the budget does not allow another round"
+                refused[account] = (
+                    "the budget does not hold another round beside what runs have reserved"
+                    if self._balances.unfinished(account)
+                    else "the budget does not allow another round"
+                )
         return refused
 
     def exchangeable(self, run: str, plans: Mapping[int, Counter[str]]) -> list[int]:

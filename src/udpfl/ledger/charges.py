@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import sha256
 
-from udpfl.accounting.events import Event, leaves
+from udpfl.accounting.events import Event, leaves, release_count
 from udpfl.accounting.serial import event_from_json
 from udpfl.errors import InvalidInput, UdpflError
 from udpfl.ledger.accounts import Account
@@ -95,9 +96,25 @@ class Entry:
         return None if self.event_json == NO_CLAIM else event_from_json(self.event_json)
 
     @property
+    def releases(self) -> int:
+        """How many releases a unit may have taken part in: several in one sample of epochs."""
+        return self.count * releases_of(self.event_json)
+
+    @property
     def imported(self) -> bool:
         """Whether it happened elsewhere; the note then says where."""
         return self.run.startswith(IMPORTED)
+
+
+@lru_cache(maxsize=1024)
+def releases_of(event_json: str) -> int:
+    """How many releases one event stands for; 1 where that cannot be read."""
+    if event_json == NO_CLAIM:
+        return 1
+    try:
+        return release_count(event_from_json(event_json))
+    except UdpflError:
+        return 1
 
 
 class Chain:

@@ -138,6 +138,9 @@ class Mechanism(ABC):
     """`renyi` is exact and cheap, so that it may be asked for at every order."""
     is_log_concave: ClassVar[bool] = False
     """The logarithm of the density is concave: the privacy loss of a shift is monotone."""
+    second_word: ClassVar[float] = 1.0
+    """Tail probability below which noise is made of two random words: one of 63 bits leaves gaps
+    there. A tail that has not been looked at gets two words everywhere."""
     draws_pairs: ClassVar[bool] = False
     """`draw` turns pairs of numbers into pairs of values, as Box and Muller do."""
     has_pure_guarantee: ClassVar[bool] = True

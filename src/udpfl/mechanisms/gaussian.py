@@ -36,6 +36,7 @@ class Gaussian(Mechanism):
     """Standard deviation of every coordinate, in the unit of the clip."""
 
     name: ClassVar[str] = "gaussian"
+    second_word: ClassVar[float] = 2.0**-20
     is_isotropic: ClassVar[bool] = True
     even_spread_is_worst: ClassVar[bool] = True
     one_coordinate_is_worst: ClassVar[bool] = True

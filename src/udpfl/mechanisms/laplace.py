@@ -44,6 +44,7 @@ class Laplace(Mechanism):
     """Mean absolute value of every coordinate, in the unit of the clip."""
 
     name: ClassVar[str] = "laplace"
+    second_word: ClassVar[float] = 2.0**-20
     even_spread_is_worst: ClassVar[bool] = True
     one_coordinate_is_worst: ClassVar[bool] = True
     falls_with_l1: ClassVar[bool] = True

@@ -81,6 +81,10 @@ class R2dp(Tabulated):
     def explain(cls, norm: str, dimension: int | None) -> str:
         return "Its heavy tails pay for one number at a large pure epsilon, and nowhere else."
 
+    @property
+    def rounding(self) -> float:
+        return 4.0
+
     def shape(self, x: Any) -> Any:
         return -(self.concentration + 1) * np.log1p(x)
 

@@ -45,6 +45,7 @@ class Radial(Mechanism):
     """
 
     dimension: int
+    second_word: ClassVar[float] = 2.0**-20
     falls_with_l1: ClassVar[bool] = True
     one_coordinate_is_worst: ClassVar[bool] = True
     is_closed_form: ClassVar[bool] = True

@@ -82,6 +82,7 @@ class Staircase(Mechanism):
     """Fraction of each period on the higher step; 1 / (1 + e^{decay/2}) unless given."""
 
     name: ClassVar[str] = "staircase"
+    second_word: ClassVar[float] = 2.0**-20
     is_closed_form: ClassVar[bool] = True
     summary: ClassVar[str] = "steps around zero; the least for a single number under pure DP"
     plot_style: ClassVar[PlotStyle] = PlotStyle("#2a9d4a", "^", "-.")

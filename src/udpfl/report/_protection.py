@@ -49,9 +49,15 @@ def _matched(client: ClientRow, is_claimed: bool) -> str:
     said = f"; matched to a Gaussian of noise multiplier {matched.reference:.4g}"
     if not is_claimed:
         return said
-    nominal = "nominal " if matched.own.kind == "nominal" else ""
+    if matched.own.kind == "nominal":
+        return (
+            f"{said} in one coordinate (nominal ε = {shown(matched.own.epsilon)} by Rényi "
+            f"divergences, {shown(matched.other.epsilon)} with that Gaussian; of the whole "
+            f"gradient {shown(matched.own.vector_epsilon)} and "
+            f"{shown(matched.other.vector_epsilon)} are guaranteed)"
+        )
     return (
-        f"{said} ({nominal}ε = {shown(matched.own.epsilon)} by Rényi divergences, "
+        f"{said} (ε = {shown(matched.own.epsilon)} at whole Rényi orders, "
         f"{shown(matched.other.epsilon)} with that Gaussian)"
     )
 
