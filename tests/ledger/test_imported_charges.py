@@ -124,14 +124,14 @@ def test_a_statement_says_what_it_takes_on_trust(path, ledger):
     alice, bob = ledger.account("alice", DATA), ledger.account("bob", "other")
     ledger.begin_run("r", randomness="entropy", accounting="vector", description={})
     ledger.commit([Charge(one, "r", 0, (STEP,), b"m") for one in (alice, bob)])
-    assert ledger.statement(alice, 1e-5).notes == ()
+    assert ledger.statement(alice, 1e-5).remarks == ()
     ledger.import_charge(alice, PAST, source="opacus")
     with Ledger(path, read_only=True) as other:
         for opened in (ledger, other):
-            (note,) = opened.statement(alice, 1e-5).notes
+            (note,) = opened.statement(alice, 1e-5).assumptions
             assert re.search(r"assumes .*Poisson.*\(add-remove\).*not checked here", note)
             assert str(opened.statement(alice, 1e-5)).endswith(note)
-            assert opened.statement(bob, 1e-5).notes == ()
+            assert opened.statement(bob, 1e-5).remarks == ()
 
 
 def test_who_claims_nothing_takes_nothing_on_trust(ledger):
@@ -139,7 +139,7 @@ def test_who_claims_nothing_takes_nothing_on_trust(ledger):
     ledger.import_charge(alice, PAST, source="opacus")
     ledger.begin_run("s", randomness="seeded", accounting="vector", description={})
     ledger.commit([Charge(alice, "s", 0, (STEP,), b"m")])
-    assert not any("assumes" in note for note in ledger.statement(alice, 1e-5).notes)
+    assert not any("assumes" in note for note in ledger.statement(alice, 1e-5).remarks)
 
 
 def test_the_same_charge_is_imported_once(ledger):
@@ -245,7 +245,7 @@ def test_the_command_imports_and_every_other_shows_it(capsys, filled, tmp_path):
     alice, bob = json.loads(said)
     assert (alice["releases"], alice["imported"], alice["runs"]) == (200, 200, [])
     assert (bob["releases"], bob["imported"]) == (0, 0)
-    assert any("not checked here" in note for note in alice["statement"]["notes"])
+    assert any("not checked here" in note for note in alice["statement"]["assumptions"])
     with Ledger(filled, read_only=True) as opened:
         rule = opened.filter(opened.account_of("alice"))
     assert alice["statement"]["epsilon"] == pytest.approx(account(PAST, 1e-5, rule).epsilon)

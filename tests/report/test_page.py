@@ -117,7 +117,7 @@ def test_a_run_that_stopped_has_a_report_that_says_so(tmp_path):
     assert run.stopped
     page = run.report.read_text()
     said = visible(page)
-    assert "the budget does not allow another round; udpfl budget show" in said
+    assert "beside what runs have reserved; udpfl budget show" in said
     assert f"<code>udpfl budget show {run.folder}</code> says what was spent. Nothing was" in page
     assert "`" not in said
     assert "Ended early." in said

@@ -164,7 +164,7 @@ def test_a_note_that_was_taken_out_is_found(capsys, place, is_sealed, which):
 
     def change(summary):
         for own in (summary["privacy"], *summary["clients"].values()):
-            own["notes"] = without(own["notes"])
+            own["assumptions"] = without(own["assumptions"])
         summary["statement"] = str(PrivacyStatement.from_dict(summary["privacy"]))
 
     edit(folder / "summary.json", change)

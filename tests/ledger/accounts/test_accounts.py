@@ -45,10 +45,10 @@ def test_a_block_needs_a_statement_and_every_number_about_it_carries_that(ledger
     ledger.commit([charge(alice, 0, TENTH)])
     assert ledger.spent(block) is None
     ledger.commit([charge(block, 0, TENTH)])
-    (note,) = [n for n in ledger.statement(block, 0.0).notes if "Q3" in n]
+    (note,) = [n for n in ledger.statement(block, 0.0).assumptions if "Q3" in n]
     assert "Ada said on 20" in note
     assert "admitted since July" in note
-    assert not any("block" in note for note in ledger.statement(alice, 0.0).notes)
+    assert not any("block" in note for note in ledger.statement(alice, 0.0).remarks)
     # One statement is about one block of one client, and about no exact copy of known records.
     with pytest.raises(InvalidInput, match="the ledger has no block"):
         ledger.account("bob", "cc", block="Q3")
