@@ -89,8 +89,6 @@ def refusal(method, unit, stages, mechanism):
         return "hides who sent a message"
     if {"matching", "pace"} <= set(stages):
         return "spreads a budget over the rounds"
-    if method == "als-dpfl" and "epochs" in stages and not PACES & set(stages):
-        return "needs all its steps in one round" if "adaptive clip" not in stages else "are alike"
     if method in ("fedsgd", "cldp-sgd", "ldp-fl") and "epochs" in stages:
         return "takes one step per round"
     if trusted and unit == "record":
@@ -107,6 +105,8 @@ def refusal(method, unit, stages, mechanism):
         return "all of them need the same noise"
     if method == "als-dpfl" and "adaptive clip" in stages:
         return "planned for rounds that are alike"
+    if method == "als-dpfl" and "epochs" in stages:
+        return "needs all its steps in one round"
     if method in ANSWERS and "penalty" in stages:
         return "needs one value for all clients"
     prescribed = prescribed or method in ANSWERS

@@ -186,7 +186,7 @@ def network_curves(
             if budget is not None:
                 changed["privacy"] = {"epsilon": budget} | ({"mechanism": name} if name else {})
             words = f"{name}, " if name else ""
-            title = "clipped, without noise" if budget is None else f"{words}ε = {budget}"
+            title = "clipped, without noise" if budget is None else f"{words}ε = {budget:g}"
             curves.append(_curve(load(config, changed), title, budget is not None))
     return curves
 

@@ -185,7 +185,7 @@ def _plain(axes: Any, legend: bool = True) -> None:
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     if legend:
-        axes.legend(frameon=False, fontsize=9)
+        axes.legend(fontsize=9, facecolor="white", edgecolor="none", framealpha=0.85)
 
 
 def _drawn(path: Path, size: tuple[float, float], draw: Callable[[Any], None]) -> None:
