@@ -276,7 +276,7 @@ def test_a_network_is_measured_and_has_no_bound(tmp_path):
     file = tmp_path / "c.toml"
     file.write_text(CONFIG)
     plain = json.loads(said("analyze", "convergence", file, "--epsilon", 1, "--json"))
-    assert [curve["name"] for curve in plain] == ["clipped, without noise", "ε = 1.0"]
+    assert [curve["name"] for curve in plain] == ["clipped, without noise", "ε = 1"]
     assert plain[0]["noise_std"] == 0
     plan = udpfl.plan("gaussian", epsilon=1, steps=3, sampling_rate=0.5, accountant="rdp")
     wanted = plan.best.noise.noise_std / (0.5 * 833)

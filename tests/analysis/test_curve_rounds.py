@@ -246,7 +246,7 @@ def test_a_network_is_trained_with_each_noise(tmp_path, monkeypatch, capsys):
     assert answer.exit_code == 0, answer.output
     plain = json.loads(answer.stdout)
     assert [curve["name"] for curve in plain] == [
-        "clipped, without noise", "gaussian, ε = 40.0", "laplace, ε = 40.0", "staircase, ε = 40.0",
+        "clipped, without noise", "gaussian, ε = 40", "laplace, ε = 40", "staircase, ε = 40",
     ]  # fmt: skip
     assert plain[0]["variance"] == 0
     for curve in plain[1:]:  # two weights and two offsets

@@ -300,9 +300,12 @@ def interleaved(path, seed):
             run.ledger.close()
 
 
-@pytest.mark.parametrize("part", range(10))
+SLOW = [pytest.param(part, marks=pytest.mark.slow) for part in range(3, 10)]
+
+
+@pytest.mark.parametrize("part", [0, 1, 2, *SLOW])
 def test_processes_that_share_a_budget_never_exceed_it(tmp_path, part):
-    """A thousand interleavings in all."""
+    """A thousand interleavings in all, three hundred of them in the fast tests."""
     for seed in range(100 * part, 100 * (part + 1)):
         path = tmp_path / f"{seed}.sqlite"
         interleaved(path, seed)
