@@ -136,14 +136,15 @@ def network_figure(curves: Sequence[NetworkCurve], path: Path) -> None:
     def draw(figure: Any) -> None:
         left, right = figure.subplots(1, 2)
         for number, curve in enumerate(curves):
-            colour, dash = _COLOURS[number % len(_COLOURS)], _DASHES[number % len(_DASHES)]
+            colour, again = _COLOURS[number % len(_COLOURS)], number // len(_COLOURS)
+            dash, mark = _DASHES[(number + again) % len(_DASHES)], _MARKS[number % len(_MARKS)]
             left.plot(curve.rounds, curve.losses, dash, color=colour, label=curve.name)
-            mark = _MARKS[number % len(_MARKS)]
             right.plot(curve.variance, curve.rounds_to(target), mark, color=colour)
         left.axhline(target, color="0.5", linewidth=1)
         left.set_xlabel("round")
         left.set_ylabel("test loss, measured (no bound holds)")
-        _plain(left)
+        _plain(left, legend=False)
+        left.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3, frameon=False)
         right.set_xlabel("variance of the noise, all coordinates")
         right.set_ylabel(f"rounds until the test loss is {target:.3g}")
         right.set_ylim(bottom=0)
