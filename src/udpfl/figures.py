@@ -34,13 +34,16 @@ def noise_figure(
 
     nominal = options["accounting"] == "scalar"
     figure, axes = plt.subplots(figsize=(7.2, 4.6), layout="constrained")
-    for name, levels in _noise_levels(epsilon, options, own).items():
+    levels_of, words = _without_giants(_noise_levels(epsilon, options, own), own)
+    for name, levels in levels_of.items():
         budgets, noises = zip(*levels, strict=True)
         stds, style = [noise.noise_std / options["clip"] for noise in noises], noises[0].plot_style
         axes.plot(
             budgets, stds, color=style.colour, marker=style.marker, linestyle=style.dash,
             markersize=5, label=name,
         )  # fmt: skip
+    for word in words:
+        axes.plot([], [], " ", label=word)
     axes.axvline(epsilon, color="0.6", linewidth=1, linestyle=":")
     axes.annotate(
         f" ε = {epsilon:g}", (epsilon, 1), xycoords=("data", "axes fraction"), va="top", color="0.4"
@@ -74,15 +77,35 @@ def noise_figure(
     plt.close(figure)
 
 
-def _noise_levels(
-    epsilon: float, options: dict[str, Any], own: Sequence[Mechanism]
-) -> dict[str, list[tuple[float, Mechanism]]]:
+_Levels = dict[str, list[tuple[float, Mechanism]]]
+_GIANT = 20.0
+"""Times the least noise, from which on a line would squeeze the others together."""
+
+
+def _without_giants(levels: _Levels, own: Sequence[Mechanism]) -> tuple[_Levels, list[str]]:
+    """The lines to draw, and of built-in mechanisms that need far more noise a word in the legend.
+
+    One's own mechanisms are always drawn.
+    """
+    least: dict[float, float] = {}
+    for found in levels.values():
+        for budget, noise in found:
+            least[budget] = min(noise.noise_std, least.get(budget, noise.noise_std))
+    times = {
+        name: min(noise.noise_std / least[budget] for budget, noise in found)
+        for name, found in levels.items()
+    }
+    kept = {noise.name for noise in own}
+    giants = [name for name in levels if times[name] >= _GIANT and name not in kept]
+    drawn = {name: found for name, found in levels.items() if name not in giants}
+    return drawn, [f"{name}: over {times[name]:.0f} × the least" for name in giants]
+
+
+def _noise_levels(epsilon: float, options: dict[str, Any], own: Sequence[Mechanism]) -> _Levels:
     """Budgets around epsilon and the noise of each, by mechanism, as far as there is one."""
     without_dimension = options["dimension"] is None
     built_in = [n for n in ranked() if BUILT_IN[n].is_isotropic or not without_dimension]
-    levels: dict[str, list[tuple[float, Mechanism]]] = {
-        name: [] for name in (*built_in, *(noise.name for noise in own))
-    }
+    levels: _Levels = {name: [] for name in (*built_in, *(noise.name for noise in own))}
     for budget in epsilon * 2.0 ** np.linspace(-3, 2, 11):
         for row in plan([*built_in, *own], epsilon=float(budget), **options):
             if row.noise is not None:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from udpfl.cli import main
-from udpfl.mechanisms import BUILT_IN
+from udpfl.figures import _without_giants
+from udpfl.mechanisms import BUILT_IN, Gaussian, Laplace
 
 COMMON = ["--steps", "300", "--sampling-rate", "0.05"]
 
@@ -291,3 +292,11 @@ def test_nominal_matching_says_that_it_is_about_one_coordinate(capsys):
     assert "matched in one coordinate" in said
     assert "For the whole gradient it may" in said
     assert "a matched noise never costs more than the reference. Other" not in said
+
+
+def test_a_line_far_above_the_others_is_named_and_not_drawn():
+    low, high = [(2.0, Gaussian(1.0))], [(2.0, Gaussian(30.0))]
+    drawn, words = _without_giants({"gaussian": low, "laplace": high}, own=[])
+    assert (drawn, words) == ({"gaussian": low}, ["laplace: over 30 × the least"])
+    drawn, words = _without_giants({"gaussian": low, "laplace": high}, own=[Laplace(1.0)])
+    assert (list(drawn), words) == (["gaussian", "laplace"], [])
