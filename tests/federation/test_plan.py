@@ -118,3 +118,18 @@ def test_clients_share_a_calibration_only_where_they_release_the_same(wanted):
     assert seldom < 0.9 * often
     alike = plan_releases(config, sizes, [(0, 1)] * 3, *rest)
     assert {plan.release.mechanism.std for plan in alike} == {often}
+
+
+def test_clients_that_are_asked_as_often_in_other_rounds_do_not_share_it(wanted):
+    """With a pace rounds differ: two late ones have less noise each than two early ones."""
+    _, sizes, _, *rest = wanted
+    config = load(
+        {
+            "data": {"clients": 2}, "training": {"rounds": 3},
+            "privacy": {"mechanism": "gaussian", "pace": "increasing", "pace_ratio": 4.0},
+        }
+    )  # fmt: skip
+    early, late = plan_releases(config, sizes, [(0,), (0, 1), (1,)], *rest)
+    assert early.release.mechanism.std < 0.9 * late.release.mechanism.std
+    for plan in (early, late):
+        assert 8 * 0.999 < account(plan.rest_event(), 1e-5).epsilon <= 8

@@ -373,6 +373,31 @@ def test_a_run_whose_power_was_cut_goes_on_with_the_same_noise(tmp_path):
     assert audit_ledger(path).sound
 
 
+def test_a_resumed_run_keeps_what_it_holds_where_that_has_less_noise_than_planned(
+    tmp_path, monkeypatch
+):
+    """Four rounds with twice the noise pay for less of it later on."""
+    privacy, training = {"pace_ratio": 4.0}, {"rounds": 10}
+    asks_for(monkeypatch, [2.0] * 4 + [0.5] * 8)
+    with pytest.raises(PowerCut):
+        started(tmp_path, privacy=privacy, training=training, observers=[Stops(7)])
+    path = tmp_path / "site.sqlite"
+    before, _, _ = charged(path)
+    with Ledger(path) as ledger:
+        reserved = ledger.reserved(1)
+    udpfl.run(resume=tmp_path / "run", data=blobs(), model=linear())
+    base = json.loads((tmp_path / "run" / "participants.json").read_text())[0]["release"]
+    assert before[1][-1] < 0.95 * base["mechanism"]["parameters"]["std"]
+    with Ledger(path) as ledger:
+        made = [own for own in ledger.decisions(1) if own.kind == "reserve"]
+        assert all(own.content.get("exchanged") for own in made[1:])
+    assert len(reserved) == 1
+    stds, rules, budgets = charged(path)
+    for number, own in stds.items():
+        assert len(own) == 10
+        assert spent(own, rules[number]) <= budgets[number]
+
+
 def test_a_run_that_gave_back_what_it_reserved_reserves_again(tmp_path):
     with pytest.raises(PowerCut):
         started(tmp_path, observers=[Stops(2)])
