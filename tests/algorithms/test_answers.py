@@ -156,9 +156,9 @@ def test_seeded_runs_repeat_and_claim_nothing_and_others_do_neither(federate, me
 
 def test_ldp_fed_says_why_the_claim_is_none(federate):
     result, _ = federate("ldp-fed", {"epsilon": 2.0}, {"rounds": 3})
-    (note,) = [note for note in result.privacy.notes if "LDP-FL" in note]
+    (note,) = [note for note in result.privacy.notes if "authors of ldp-fed" in note]
     assert (
-        f"own claim of ε = 2 is no guarantee: it is that of one weight, and a client sends {WIDE}"
+        f"claim ε = 2, which is no guarantee: it is that of one weight, and a client sends {WIDE}"
         in note
     )
     assert result.privacy.epsilon > 1000 * 2.0

@@ -283,7 +283,7 @@ def test_the_statement_says_why_the_authors_claim_is_none(federate):
     assert "ε = 1 in an upload" not in note
     result, _ = federate({"epsilon": 8.0}, {"rounds": 3}, options={"exposures": 2})
     (note,) = [note for note in result.privacy.notes if "NbAFL" in note]
-    assert "2 of the 3 uploads" in note
+    assert "it counts 2 uploads of a client" in note
     assert "ε = 1 in an upload" in note
 
 

@@ -76,7 +76,8 @@ class CldpSgd(FedAvg):
         if terms.local_steps != 1:
             raise InvalidInput(
                 "training.local_steps",
-                f"{self.name} takes one step per round, got {terms.local_steps}",
+                f"{self.name} takes one step per round, got {terms.local_steps} (local steps, or "
+                "epochs times batches)",
             )
         super().agree(terms)
 

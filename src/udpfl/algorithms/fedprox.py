@@ -70,10 +70,10 @@ class FedProx(Algorithm):
         if terms.local_steps == 1 and self.mu:
             # A step from the model that was sent has nothing to be pulled back from.
             log.warning(
-                "%s has no effect with training.local_steps = 1: mu = %g acts from the second "
-                "local step on",
-                self.name,
+                "training.options.mu = %g of %s has no effect with training.local_steps = 1: it "
+                "acts from the second local step on",
                 self.mu,
+                self.name,
             )
         super().agree(terms)
 

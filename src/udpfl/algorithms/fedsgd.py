@@ -40,7 +40,8 @@ class FedSGD(Algorithm):
         if terms.local_steps != 1:
             raise InvalidInput(
                 "training.local_steps",
-                f"fedsgd takes one step per round, got {terms.local_steps}; use fedavg for several",
+                f"fedsgd takes one step per round, got {terms.local_steps} (local steps, or epochs "
+                "times batches); use fedavg for several",
             )
         super().agree(terms)
 

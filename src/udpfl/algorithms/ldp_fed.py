@@ -62,9 +62,9 @@ class LdpFed(FedAvg):
         """The bits about all weights, and what its authors claim for them."""
         weights, rounds = target.dimension, self.terms.rounds
         claim = (
-            f"LDP-FL's own claim of ε = {target.epsilon:g} is no guarantee: it is that of one "
-            f"weight, and a client sends {weights} of them in each of {rounds} rounds. That they "
-            f"are sent one by one hides nothing from whoever collects them"
+            f"the authors of {self.name} claim ε = {target.epsilon:g}, which is no guarantee: it "
+            f"is that of one weight, and a client sends {weights} of them in each of {rounds} "
+            f"rounds. That they are sent one by one hides nothing from whoever collects them"
         )
         bits = CoordinateResponse(target.epsilon, target.clip, weights, weights)
         return OwnNoise(bits, None, claim)

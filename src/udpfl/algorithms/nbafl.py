@@ -140,8 +140,10 @@ class NbAFL(FedProx):
             f"2C/m = {target.moved:.3g}, and nothing in the training sees to that"
         ]
         if self.exposures < self.terms.rounds:
+            uploads = "1 upload" if self.exposures == 1 else f"{self.exposures} uploads"
             reasons.append(
-                f"it counts {self.exposures} of the {self.terms.rounds} uploads that are seen"
+                f"it counts {uploads} of a client, which may be asked in all {self.terms.rounds} "
+                "rounds"
             )
         if self.terms.clients_per_round < self.terms.clients:
             reasons.append(

@@ -27,10 +27,11 @@ def spent(balances: Iterable[Balance]) -> Table:
     for balance in balances:
         statement, own, left = balance.statement, balance.budget, balance.left
         claimed = statement.kind != "none"
+        unclaimed = "not private" if balance.is_accounted else "not known"
         table.add_row(
             Text(balance.account.name),
             f"{balance.releases:,}",
-            shown(statement.epsilon) if claimed else "not private",
+            shown(statement.epsilon) if claimed else unclaimed,
             f"{statement.delta:g}" if claimed else "–",
             "–" if own is None else f"{own.epsilon:g}",
             "–" if left is None else f"{math.floor(100 * left)} %",
@@ -64,7 +65,8 @@ def notes_on(balances: Iterable[Balance], folders: Mapping[str, str]) -> dict[st
 
 def charged(entries: Iterable[Entry], folders: Mapping[str, str], *, every: bool) -> Table:
     """Charges in their order: one line for all that differ in their round alone, or for each."""
-    table = Table("when", "client", "run")
+    table = Table("when", "client")
+    table.add_column("run", overflow="fold")  # the end of a name tells runs apart
     table.add_column("rounds", justify="right")
     table.add_column("times", justify="right")
     table.add_column("release")

@@ -31,6 +31,8 @@ class Balance:
     """The fingerprint of each version of its data, and the releases made of it."""
     reserved: tuple[str, ...] = ()
     """Runs that have reserved more than they have spent so far."""
+    is_accounted: bool = True
+    """Whether what was spent could be computed."""
 
     @property
     def left(self) -> float | None:
@@ -131,12 +133,12 @@ def account_to_charge(ledger: Ledger, client: str, block: str, fingerprint: str)
 def balance_of(ledger: Ledger, account: Account, delta: float) -> Balance:
     """What the account has spent, at the delta of its budget or, without one, at this."""
     own = ledger.budget(account.id)
-    entries = list(ledger.history(account.id))
+    entries, is_accounted = list(ledger.history(account.id)), True
     try:
         statement = ledger.statement(account.id, own.delta if own else delta)
     except (Unsupported, InvalidInput) as reason:
         # A problem with one client must not hide the spending of the others.
-        statement = PrivacyStatement.none(f"cannot be accounted: {reason}")
+        statement, is_accounted = PrivacyStatement.none(f"cannot be accounted: {reason}"), False
     runs = tuple(dict.fromkeys(entry.run for entry in entries if not entry.imported))
     releases = sum(entry.releases for entry in entries)
     imported = sum(entry.releases for entry in entries if entry.imported)
@@ -145,5 +147,6 @@ def balance_of(ledger: Ledger, account: Account, delta: float) -> Balance:
         versions[entry.fingerprint] = versions.get(entry.fingerprint, 0) + entry.releases
     reserved = tuple(ledger.reserved(account.id))
     return Balance(
-        account, releases, runs, statement, own, imported, tuple(versions.items()), reserved
-    )
+        account, releases, runs, statement, own, imported, tuple(versions.items()), reserved,
+        is_accounted,
+    )  # fmt: skip

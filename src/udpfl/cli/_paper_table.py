@@ -139,8 +139,10 @@ def _each(own: Measured, said: Any) -> str:
 def _epsilon(own: Measured) -> str:
     if own.is_budget:
         return f"ε = {own.claimed:g}"
-    held = " / ".join(shown(value) for value in own.epsilon.values())
-    return f"ε = {held} (authors: {own.claimed:g})"
+    held = {data: shown(value) for data, value in own.epsilon.items()}
+    by_data = ", ".join(f"{data} {value}" for data, value in held.items())
+    values = set(held.values())
+    return f"ε = {values.pop() if len(values) == 1 else by_data} (authors: {own.claimed:g})"
 
 
 def _rounds(own: Measured, data: str) -> str:

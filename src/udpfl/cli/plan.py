@@ -193,7 +193,7 @@ def _table(rows: Sequence[PlanRow], setting: Setting, nominal: bool) -> Table:
     is_matched = setting.reference is not None
     table = Table(title=_title(setting), title_justify="left", title_style="bold")
     table.add_column("#", justify="right")
-    table.add_column("mechanism")
+    table.add_column("mechanism", no_wrap=True)
     table.add_column("noise std", justify="right")
     table.add_column("mean |noise|", justify="right")
     table.add_column("nominal ε" if nominal else "ε", justify="right")

@@ -104,8 +104,8 @@ def _advise(settings: Config) -> None:
     clips_records = privacy.enabled and privacy.unit == "record"
     if not clips_records and training.learning_rate > 1:
         log.warning(
-            "training.learning_rate = %g is for clipped gradients with noise; without clipping, "
-            "0.1 with training.server_momentum = 0.9 is a better start",
+            "training.learning_rate = %g is for gradients that are clipped and noised, but here "
+            "local steps take gradients as they are: 0.1 is a better start",
             training.learning_rate,
         )
     if training.learning_rate * training.penalty > 1:
