@@ -151,8 +151,8 @@ class TestEvents:
 
 class TestStatement:
     def test_a_nominal_statement_says_what_its_guarantee_assumes(self):
-        notes = ("assumes that sizes are public", "not this")
-        said = str(PrivacyStatement(1.0, 1e-5, "nominal", "rdp", vector_epsilon=9.0, notes=notes))
+        own = {"assumptions": ("assumes that sizes are public",), "notes": ("not this",)}
+        said = str(PrivacyStatement(1.0, 1e-5, "nominal", "rdp", vector_epsilon=9.0, **own))
         assert said.endswith("added or removed; assumes that sizes are public")
 
     def test_scalar_accounting_is_nominal_and_carries_the_truth(self):

@@ -141,7 +141,7 @@ def test_lists_are_dealt_out_to_the_clients(federate):
             epsilon, delta = row["budget"]
             assert row["release"]["sensitivity"]["dimension"] == DIMENSION
             statement = ledger.statement(account_of(result.ledger_path, row["name"]))
-            assert statement == replace(result.clients[row["name"]], notes=())
+            assert statement == replace(result.clients[row["name"]], assumptions=(), notes=())
             assert (statement.kind, statement.delta) == ("guarantee", delta)
             assert 0.98 * epsilon < statement.epsilon <= epsilon
             assert statement.epsilon == pytest.approx(priced(row).epsilon, rel=1e-9)

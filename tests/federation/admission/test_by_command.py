@@ -122,7 +122,7 @@ def test_a_walk_through_the_command_line(place, udpfl_):
     assert (code, err) == (0, "")
     said = json.loads((place / "block" / "summary.json").read_text())
     for name in ("north", "south"):
-        (note,) = [n for n in said["clients"][name]["notes"] if "2026-Q3" in n]
+        (note,) = [n for n in said["clients"][name]["assumptions"] if "2026-Q3" in n]
         assert note.startswith(
             f"assumes that nobody whose record is in the block 2026-Q3 of {name}"
         )
@@ -271,7 +271,7 @@ def test_a_new_client_joins_by_a_statement_on_record(place, udpfl_):
     code, _, err = train(udpfl_, "privacy.exhausted=skip", "out=joined")
     assert code == 0, err
     said = json.loads((place / "joined" / "summary.json").read_text())["clients"]["east"]
-    (note,) = [n for n in said["notes"] if "east" in n]
+    (note,) = [n for n in said["assumptions"] if "east" in n]
     assert note.startswith("assumes that nobody whose record is at east is at another client")
     assert "Ada said on" in note
     assert note.endswith(": joined in May")
