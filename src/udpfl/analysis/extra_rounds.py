@@ -166,7 +166,7 @@ def network_curves(
         >>> data = {"name": "table", "options": {"path": "ages.csv", "target": "ill"}}
         >>> base = {"data": data, "model": {"name": "logistic"}, "training": {"rounds": 1}}
         >>> [curve.name for curve in network_curves(load(base), [8])]
-        ['clipped, without noise', 'ε = 8.0']
+        ['clipped, without noise', 'ε = 8']
     """
     from udpfl.config import load
 
