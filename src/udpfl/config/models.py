@@ -59,6 +59,19 @@ class DataConfig(Section):
         description="column: name of the column; each of its values is one client.",
         examples=["hospital"],
     )
+    person: Text | None = Field(
+        default=None,
+        description="Column that says whose a row is: all rows of a person at a client are sampled "
+        "together, and their gradients are added before clipping, so that the unit of privacy is a "
+        "person. If not set, it is one row.",
+        examples=["patient"],
+    )
+    rows_per_person: Count | None = Field(
+        default=None,
+        description="person: most rows of a person that are used, a public number; the first ones "
+        "are taken. If not set, the most that anybody has.",
+        examples=[10],
+    )
     exponent: float = Field(
         default=1.5,
         ge=0,

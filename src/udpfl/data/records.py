@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from udpfl.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from udpfl.data.columns import Schema
 
 Array = NDArray[Any]
 Indices = NDArray[np.int64]
@@ -125,6 +128,10 @@ class DataSet:
     """What the labels 0, 1, ... are called, for people."""
     references: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Published forecasts on the same test records: name to figures such as mae and mse."""
+    schema: Schema | None = None
+    """How the cells of a table became these numbers, if they were one."""
+    owner_names: tuple[str, ...] | None = None
+    """What the clients of `owners` are called, where the data says it."""
 
     def __post_init__(self) -> None:
         if self.task not in get_args(Task):

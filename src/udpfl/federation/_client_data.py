@@ -60,7 +60,8 @@ def require_public(method: Algorithm, public: Indices) -> None:
 
 def client_names(config: Config, data: DataSet, parts: Sequence[Indices]) -> list[str]:
     """The value of the column that made the client, where there is one; else client-0, client-1."""
-    return _named_by_column(config, data, parts) or [f"client-{i}" for i in range(len(parts))]
+    named = _named_by_column(config, data, parts) or data.owner_names
+    return list(named or [f"client-{i}" for i in range(len(parts))])
 
 
 def _named_by_column(config: Config, data: DataSet, parts: Sequence[Indices]) -> list[str] | None:

@@ -16,6 +16,8 @@ from torch import nn
 
 from udpfl._version import __version__
 from udpfl.config import Config, dump, load
+from udpfl.config.models import DataConfig
+from udpfl.data.frames import is_columns, is_rows
 from udpfl.errors import InvalidInput
 from udpfl.federation._calibration import why_nothing_is_claimed
 from udpfl.federation.builders import OWN
@@ -54,7 +56,7 @@ def read_arguments(
         sections, model = {**sections, "model": model}, None
     if model is not None and not isinstance(model, nn.Module):
         raise InvalidInput("model", f"must be an nn.Module, a name or a section, got {model!r}")
-    if isinstance(data, Mapping):
+    if isinstance(data, Mapping) and not _is_table(data):
         sections, data = {**sections, "data": data}, None
     if resume is not None:
         if config is not None or sections:
@@ -67,9 +69,14 @@ def read_arguments(
     for name, given in (("model", model), ("data", data)):
         if given is not None:
             own[name] = {**_section(own.get(name)), "name": OWN}
-    if isinstance(data, list):
+    if isinstance(data, list) and not is_rows(data):
         own["data"]["clients"] = len(data)
     return Asked(load(config, own), None, model, data)
+
+
+def _is_table(data: Mapping[str, Any]) -> bool:
+    """Whether a dict is a table of columns, and not the section `data`."""
+    return is_columns(data) and not data.keys() <= DataConfig.model_fields.keys()
 
 
 def _section(value: Any) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from udpfl.data import BUILT_IN as DATA
 from udpfl.data import DataSet, Source, as_dataset
 from udpfl.data.records import Array, Task
 from udpfl.data.table import SOURCE as TABLE
+from udpfl.data.user_data import is_tabular
 from udpfl.engine import LaneModel, Loss
 from udpfl.errors import InvalidInput
 from udpfl.federation._fixed_part import FixedPart
@@ -54,7 +55,7 @@ def load_dataset(settings: Config, data: Any, test: Any) -> DataSet:
             test,
             task=wanted.task,
             seed=seed,
-            options=_options(settings, TABLE if isinstance(data, (str, Path)) else None),
+            options=_options(settings, TABLE if is_tabular(data) else None),
         )
     if wanted.name == OWN:
         raise InvalidInput(
@@ -82,11 +83,22 @@ def load_dataset(settings: Config, data: Any, test: Any) -> DataSet:
 
 
 def _options(settings: Config, source: Source | None) -> dict[str, Any]:
-    """What the loader is told; a table learns from the partition which column to keep."""
+    """What the loader is told; a table learns from the section which columns are no features."""
     options = dict(settings.data.options)
     for name in source.takes if source else ():
-        if (value := getattr(settings.data, name)) is not None:
-            options.setdefault(name, value)
+        value = getattr(settings.data, name)
+        if value is None:
+            continue
+        given = options.get(name)
+        if name == "by" and given is not None:  # further columns to partition by
+            others = [given] if isinstance(given, str) else list(given)
+            options[name] = list(dict.fromkeys([value, *others]))
+        elif given not in (None, value):
+            raise InvalidInput(
+                f"data.options.{name}", f"is {given!r}, but data.{name} is {value!r}: set only one"
+            )
+        else:
+            options[name] = value
     return options
 
 
