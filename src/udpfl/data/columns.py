@@ -66,6 +66,11 @@ class Numeric:
         low, high = self.bounds
         return low + (numbers + 1) * (high - low) / 2
 
+    @property
+    def width_in_units(self) -> float:
+        """What a difference of 1 between scaled numbers is in the units of the column."""
+        return 1.0 if self.bounds is None else (self.bounds[1] - self.bounds[0]) / 2
+
     def outside(self, numbers: Array) -> Array:
         """How far numbers lie outside of the bounds, in widths of the bounds."""
         low, high = self.bounds or (-1.0, 1.0)
@@ -283,7 +288,9 @@ class _Reading:
             return
         by_row = sorted(self._problems, key=lambda own: own[0])
         words = [f"{self._table.place(row)}, column {name}: {why}" for row, name, why in by_row]
-        hints = "".join(f"\n  hint: {hint}" for hint in list(self._hints)[:3])
+        # Who reads new rows for a trained model cannot change its options any more.
+        useful = list(self._hints)[:3] if parameter == PATH else []
+        hints = "".join(f"\n  hint: {hint}" for hint in useful)
         names = [name for name, _ in self._table.files]
         where = names[0] if len(names) == 1 else f"{len(names)} files"
         raise InvalidInput(parameter, listed(words, where) + hints)

@@ -168,8 +168,8 @@ def _check_header(path: Path, header: Sequence[str], dialect: Dialect) -> None:
         if others:
             raise InvalidInput(
                 "data.options.delimiter",
-                f"{path} has a single column {header[0]!r}, separated by {dialect.delimiter!r}: "
-                f"set data.options.delimiter = {_in_toml(others[0])}",
+                f"{path} has a single column {header[0]!r} when cells are separated by "
+                f"{dialect.delimiter!r}: delimiter = {_in_toml(others[0])} may be right",
             )
     if len(set(header)) != len(header) or "" in header:
         raise InvalidInput(PATH, f"{path} needs a header of distinct column names")

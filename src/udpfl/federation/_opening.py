@@ -26,6 +26,7 @@ from udpfl.federation.plan import ReleasePlan
 from udpfl.federation.setup import Setup
 from udpfl.ledger.file import require_writable
 from udpfl.runs.folder import RunFolder
+from udpfl.runs.preprocessing import Preprocessing
 from udpfl.runs.schema import Claim, Identity
 
 log = logging.getLogger(__name__)
@@ -133,6 +134,7 @@ def begin_folder(setup: Setup, plans: Sequence[ReleasePlan], unclaimed: str | No
     folder.write_config(dump(settings))
     folder.write_clients([plan.to_row() for plan in plans])
     folder.write_records(setup.parts, setup.public, setup.data)
+    folder.write_preprocessing(Preprocessing.of(setup.data))
     shared = settings.privacy.ledger
     identity = Identity(
         id=secrets.token_hex(8),

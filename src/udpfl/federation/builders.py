@@ -6,7 +6,7 @@ import copy
 import difflib
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -102,7 +102,9 @@ def _options(settings: Config, source: Source | None) -> dict[str, Any]:
     return options
 
 
-def build_network(settings: Config, model: nn.Module | None, data: DataSet) -> nn.Module:
+def build_network(
+    settings: Config, model: nn.Module | None, input_shape: Sequence[int], outputs: int
+) -> nn.Module:
     """The architecture with its initial weights."""
     if model is not None:
         return model
@@ -115,9 +117,7 @@ def build_network(settings: Config, model: nn.Module | None, data: DataSet) -> n
     factory = resolve("models", name, models.BUILT_IN)
     if isinstance(factory, nn.Module):
         return factory
-    return models.build(
-        factory, data.input_shape, data.outputs, seed=settings.seed, **settings.model.options
-    )
+    return models.build(factory, input_shape, outputs, seed=settings.seed, **settings.model.options)
 
 
 def prepare_inputs(

@@ -100,7 +100,7 @@ class Setup:
         check_target(config, dataset.task)
         own_stages(config)  # refused before anything is planned, written or reserved
         require_public(algorithm, public)
-        network = build_network(config, model, dataset)
+        network = build_network(config, model, dataset.input_shape, dataset.outputs)
         loss = loss or choose_loss(dataset.task)
         return cls(config, device, dataset, data, parts, public, algorithm, network, loss)
 
