@@ -42,18 +42,18 @@ def test_a_network_with_a_fixed_part(tmp_path):
     )  # fmt: skip
     trained = udpfl.load(done.folder)
     path = export(trained, tmp_path / "model.pt", "torchscript")
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns(DeprecationWarning, match=r"torch\.jit"):
         loaded = torch.jit.load(path)
     outputs = loaded(torch.from_numpy(images)).detach().numpy()
     assert np.abs(outputs - trained.outputs(images)).max() < 1e-5
-    with pytest.raises(InvalidInput, match="cannot be written as onnx: .*torchscript"):
+    with pytest.raises(InvalidInput, match=r"cannot be written as onnx: .*torchscript"):
         export(trained, tmp_path / "model.onnx", "onnx")  # its wavelets are complex numbers
 
 
 def test_torchscript(trained, tmp_path):
     path = export(trained, tmp_path / "model.pt", "torchscript")
     extra = {"udpfl.json": ""}
-    with pytest.warns(DeprecationWarning):  # torch prefers torch.export now
+    with pytest.warns(DeprecationWarning, match=r"torch\.jit"):  # torch prefers torch.export now
         loaded = torch.jit.load(path, _extra_files=extra)
     rows = torch.rand(7, 4)
     assert np.abs(loaded(rows).detach().numpy() - trained.outputs(rows)).max() < 1e-6

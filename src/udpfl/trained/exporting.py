@@ -63,7 +63,8 @@ def export(trained: TrainedModel, path: str | Path, format: Format) -> Path:
     except UdpflError:
         raise
     except Exception as error:  # exporters refuse what they do not know in many ways
-        cause = error.__cause__ or error
+        cause = error.__cause__
+        cause = cause if isinstance(cause, Exception) else error
         raise InvalidInput(
             "format",
             f"the model cannot be written as {format}: {first_line(cause)}; torchscript and "
@@ -119,7 +120,11 @@ def _onnx(trained: TrainedModel) -> bytes:
 def _torchscript(trained: TrainedModel) -> bytes:
     buffer = io.BytesIO()
     with _quiet():
-        traced = torch.jit.trace(_whole(trained), _example(trained))
+        network = _whole(trained)
+        traced: Any = torch.jit.trace(network, _example(trained))
+        other = _example(trained)[:1]  # a trace may take the size of its example for a constant
+        if not torch.allclose(traced(other), network(other), atol=1e-5):
+            raise InvalidInput("format", "the traced model computes something else: use state-dict")
         torch.jit.save(traced, buffer, _extra_files={"udpfl.json": _meaning(trained)})
     return buffer.getvalue()
 
