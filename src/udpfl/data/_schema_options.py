@@ -10,7 +10,7 @@ from typing import Any, get_args
 import numpy as np
 
 from udpfl.data.columns import MARKS, Categorical, Column, Missing, Numeric, Schema, toml_key
-from udpfl.data.csv_files import PATH, Dialect, Table
+from udpfl.data.csv_files import PATH, Dialect, Table, listed
 from udpfl.data.options import alternatives
 from udpfl.data.records import Array, Task
 from udpfl.errors import InvalidInput
@@ -187,16 +187,17 @@ def sorted_values(values: Array) -> Array:
         return np.array(sorted(values))
 
 
-def client_values(column: str, table: Table) -> Array:
-    """Values that clients are named after, each as it is written: "01" is not 1.
+def named_values(column: str, table: Table, marks: Sequence[str] = ("",)) -> Array:
+    """Values that clients or persons are named after, each as it is written: "01" is not 1.
 
     Whole numbers where every value is one and is written like one, so that 10 sorts after 9. What
     looks the same is the same text, however its accents are coded.
     """
     texts = [unicodedata.normalize("NFC", value) for value in table.columns[column]]
-    if "" in texts:
-        place = table.place(texts.index(""))
-        raise InvalidInput(PATH, f"{place}, column {column}: the value is missing")
+    nameless = [row for row, text in enumerate(texts) if text in marks]
+    if nameless:
+        words = [f"{table.place(row)}, column {column}: the value is missing" for row in nameless]
+        raise InvalidInput(PATH, listed(words, table.name))
     try:
         numbers = np.array([int(text) for text in texts], dtype=np.int64)
     except (ValueError, OverflowError):

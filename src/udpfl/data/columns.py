@@ -291,9 +291,7 @@ class _Reading:
         # Who reads new rows for a trained model cannot change its options any more.
         useful = list(self._hints)[:3] if parameter == PATH else []
         hints = "".join(f"\n  hint: {hint}" for hint in useful)
-        names = [name for name, _ in self._table.files]
-        where = names[0] if len(names) == 1 else f"{len(names)} files"
-        raise InvalidInput(parameter, listed(words, where) + hints)
+        raise InvalidInput(parameter, listed(words, self._table.name) + hints)
 
 
 def parse_number(text: str, decimal: str = ".") -> float | None:

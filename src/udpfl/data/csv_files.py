@@ -61,6 +61,11 @@ class Table:
     def __len__(self) -> int:
         return sum(rows for _, rows in self.files)
 
+    @property
+    def name(self) -> str:
+        """That of its file, or how many there are."""
+        return self.files[0][0] if len(self.files) == 1 else f"{len(self.files)} files"
+
     def place(self, row: int) -> str:
         """Where a row stands, for people: the first below the header is row 1."""
         for name, rows in self.files:

@@ -28,8 +28,8 @@ from typing import Any
 
 import numpy as np
 
-from udpfl.data._schema_options import client_values, dialect_of, named_columns, schema_of
-from udpfl.data.columns import Encoded, Numeric, Schema
+from udpfl.data._schema_options import dialect_of, named_columns, named_values, schema_of
+from udpfl.data.columns import MARKS, Encoded, Numeric, Schema
 from udpfl.data.csv_files import Dialect, Table, find_files, read_files
 from udpfl.data.formats import Source, described_by
 from udpfl.data.options import known
@@ -105,7 +105,7 @@ def build(
     encoded, records = _encoded(schema, table)
     _warn_of_far_values(schema, encoded)
     rows = np.flatnonzero(encoded.present)
-    columns = {name: client_values(name, table) for name in _kept_columns(options, table)}
+    columns = _kept_columns(options, table)
     clients = _clients(table, rows, options)
     groups = clients or [rows]
     held_out: list[Indices] = []
@@ -147,10 +147,14 @@ def _encoded(schema: Schema, table: Table) -> tuple[Encoded, Records]:
     return encoded, Records(encoded.inputs, encoded.targets)
 
 
-def _kept_columns(options: Mapping[str, Any], table: Table) -> list[str]:
+def _kept_columns(options: Mapping[str, Any], table: Table) -> dict[str, Array]:
     """Columns that are no features but say who holds a row, or whose it is."""
-    named = [named_columns(option, options.get(option), table) for option in ("by", "person")]
-    return list(dict.fromkeys(name for several in named for name in several))
+    found = {
+        name: named_values(name, table) for name in named_columns("by", options.get("by"), table)
+    }
+    for name in named_columns("person", options.get("person"), table):
+        found[name] = named_values(name, table, MARKS)
+    return found
 
 
 def _clients(table: Table, rows: Indices, options: Mapping[str, Any]) -> list[Indices] | None:

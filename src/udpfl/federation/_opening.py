@@ -109,7 +109,7 @@ def check(setup: Setup) -> None:
 def _advise(settings: Config) -> None:
     """Warn of settings that are allowed but hardly ever meant."""
     privacy, training = settings.privacy, settings.training
-    clips_records = privacy.enabled and privacy.unit == "record"
+    clips_records = privacy.enabled and privacy.unit != "client"
     if not clips_records and training.learning_rate > 1:
         log.warning(
             "training.learning_rate = %g is for gradients that are clipped and noised, but here "

@@ -21,7 +21,8 @@ from udpfl.algorithms import Algorithm, ServerStep, Terms
 from udpfl.config import Config
 from udpfl.data import BUILT_IN as DATA
 from udpfl.data import DataSet, Source, as_dataset
-from udpfl.data.records import Array, Task
+from udpfl.data.persons import PersonRecords
+from udpfl.data.records import Array, Records, Task
 from udpfl.data.table import SOURCE as TABLE
 from udpfl.data.user_data import is_tabular
 from udpfl.engine import LaneModel, Loss
@@ -133,6 +134,19 @@ def prepare_inputs(
     if not hasattr(network, "precompute"):
         return tensor.to(device)
     return FixedPart(network, device, parameter).features(tensor)
+
+
+def prepare_records(
+    network: nn.Module, records: Records, device: torch.device, parameter: str = "data"
+) -> Tensor:
+    """The same for records, of which each may be all rows of a person."""
+    inputs = records.inputs
+    if not isinstance(records, PersonRecords):
+        return prepare_inputs(network, inputs, device, parameter)
+    persons, rows = inputs.shape[:2]
+    flat = inputs.reshape(persons * rows, *inputs.shape[2:])
+    prepared = prepare_inputs(network, flat, device, parameter)
+    return prepared.view(persons, rows, *prepared.shape[1:])
 
 
 def copy_with_parameters(network: nn.Module, model: LaneModel, parameters: Tensor) -> nn.Module:
