@@ -18,6 +18,7 @@ from udpfl.cli.config import config
 from udpfl.cli.data import data
 from udpfl.cli.evaluate import evaluate
 from udpfl.cli.export import export
+from udpfl.cli.init import init
 from udpfl.cli.methods import methods
 from udpfl.cli.plan import plan
 from udpfl.cli.predict import predict
@@ -31,6 +32,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
+app.command()(init)
 app.command()(run)
 app.command()(compare)
 app.command()(plan)

@@ -131,22 +131,29 @@ def _bounds(scale: Any, numeric: Sequence[str]) -> dict[str, tuple[float, float]
             'text needs categories; "none" in place of the bounds is your word that a column lies '
             "in [-1, 1] already. `udpfl data describe FILE` shows what is in the columns",
         )
-    return {name: _pair(name, scale[name]) for name in numeric}
+    bounds = {name: _pair(scale[name]) for name in numeric}
+    wrong = [name for name, pair in bounds.items() if pair is _NOT_BOUNDS]
+    if wrong:
+        several = "" if len(wrong) == 1 else f"; likewise {', '.join(wrong[1:])}"
+        raise InvalidInput(
+            f"data.options.scale.{wrong[0]}",
+            f'must be [LOW, HIGH], two numbers with LOW < HIGH, or "none", got '
+            f"{scale[wrong[0]]!r}{several}",
+        )
+    return bounds
 
 
-def _pair(column: str, bounds: Any) -> tuple[float, float] | None:
+_NOT_BOUNDS = (math.nan, math.nan)
+
+
+def _pair(bounds: Any) -> tuple[float, float] | None:
     if bounds == "none":
         return None
     try:
         low, high = map(float, bounds)
     except (TypeError, ValueError):
-        low = high = math.nan
-    if not (low < high and math.isfinite(high - low)):
-        raise InvalidInput(
-            f"data.options.scale.{column}",
-            f'must be [LOW, HIGH] with LOW < HIGH, or "none", got {bounds!r}',
-        )
-    return low, high
+        return _NOT_BOUNDS
+    return (low, high) if low < high and math.isfinite(high - low) else _NOT_BOUNDS
 
 
 def _missing(given: Any, columns: Sequence[str], dialect: Dialect) -> Missing:
