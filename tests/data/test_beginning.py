@@ -25,7 +25,7 @@ COLUMNS = {
 def written(columns=COLUMNS, files=("t.csv",), **choices):
     table = Table(columns, (("t.csv", 40),))
     found = describe(table, Dialect())
-    chosen = Choices.of(found, *(choices.get(key) for key in ("target", "by", "person")))
+    chosen = Choices.of(found, **choices)
     return beginning(files, Dialect(), found, chosen)
 
 
@@ -52,6 +52,18 @@ def test_regression_and_several_files():
     assert config["data"]["options"]["path"] == ["x/1.csv", "x/2.csv"]
     assert config["data"]["options"]["task"] == "regression"
     assert config["data"]["options"]["scale"] == {"a": ["LOW", "HIGH"], "y": ["LOW", "HIGH"]}
+
+
+def test_bounds_that_the_owner_names():
+    config = tomllib.loads(written(scale=["Größe (cm)=50,250.5"]))
+    assert config["data"]["options"]["scale"] == {"Größe (cm)": [50, 250.5]}
+    config = tomllib.loads(written(scale=["Größe (cm)=none"]))
+    assert config["data"]["options"]["scale"] == {"Größe (cm)": "none"}
+    for wrong in ("Größe (cm)=5", "Größe (cm)=5,4", "=1,2", "Größe (cm)=a,b"):
+        with pytest.raises(InvalidInput, match="scale: must look like age=0,110"):
+            written(scale=[wrong])
+    with pytest.raises(InvalidInput, match="scale: no column 'size'"):
+        written(scale=["size=0,1"])
 
 
 def test_a_column_that_is_not_there():
