@@ -29,9 +29,9 @@ from udpfl.data import DataSet
 from udpfl.data.persons import NO_LABEL
 from udpfl.data.records import Indices
 from udpfl.engine import Loss
-from udpfl.federation.persons import apply_to_rows
 from udpfl.federation.builders import prepare_records
 from udpfl.federation.observers import Observer
+from udpfl.federation.persons import apply_to_rows
 from udpfl.federation.run import run
 from udpfl.federation.setup import Setup
 from udpfl.federation.stages.trusted_server import EVERYONE

@@ -30,7 +30,6 @@ from udpfl.federation._client_data import (
 )
 from udpfl.federation._combinations import check_combination, check_target
 from udpfl.federation._input_range import require_range
-from udpfl.federation.persons import apply_to_rows, sum_over_rows
 from udpfl.federation.admission import Holding, plan_within
 from udpfl.federation.builders import (
     build_algorithm,
@@ -41,6 +40,7 @@ from udpfl.federation.builders import (
     prepare_records,
 )
 from udpfl.federation.evaluation import Evaluation, evaluate
+from udpfl.federation.persons import apply_to_rows, sum_over_rows
 from udpfl.federation.plan import ReleasePlan
 from udpfl.federation.selection import Schedule, draw_schedule
 from udpfl.federation.stage_builder import own_stages, sum_noise
