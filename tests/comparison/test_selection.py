@@ -374,14 +374,15 @@ def test_failed_cells_are_on_the_page():
     result = udpfl.compare(BASE, vary=vary, seeds=1, out="grid")
     assert len(result[1].failed) == 1
     said = visible(result.report.read_text())
-    assert "3 runs compared" in said
-    assert "clients=2,clients_per_round=4 Failed: training.clients_per_round: must be" in said
+    assert "4 settings compared, 1 failed" in said
+    name = "clients 2, clients per round 4 (seed 0)"
+    assert f"1 run without a result. Means are over the other seeds. {name}: training." in said
+    assert "seed 0 Failed: training.clients_per_round: must be" in said
     breaks = {"algorithm": ["fedavg", "tests.comparison.test_selection:Breaks"]}
     result = udpfl.compare(BASE, vary=breaks, seeds=1, out="broken")
     said = visible(result.report.read_text())
-    assert "1 run compared" in said
-    name = folders(result)[1].name
-    assert f"{name} Failed: RuntimeError: the server broke" in said
+    assert "2 settings compared, 1 failed" in said
+    assert "Breaks (seed 0): RuntimeError: the server broke" in said
 
 
 # One event out of each set

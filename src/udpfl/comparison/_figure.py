@@ -9,11 +9,11 @@ from typing import Any
 
 from udpfl.accounting.events import Unit
 from udpfl.accounting.statement import Kind
-from udpfl.comparison._spread import Spread
 from udpfl.comparison.grid import said, short
 from udpfl.comparison.outcome import Comparison, Row
 from udpfl.errors import InvalidInput, UdpflError
 from udpfl.report.charts import DASHES, NOMINAL
+from udpfl.report.spread import Spread
 from udpfl.report.words import WHOSE
 
 _COLOURS = ("#1f5fbf", "#b5176a", "#0b7285", "#7a6200", "#7a3fb0", "#4b5563", "#c2410c", "#2b2f77")

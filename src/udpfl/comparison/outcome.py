@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from udpfl.accounting.statement import PrivacyStatement, largest
-from udpfl.comparison._spread import Spread, plain
 from udpfl.errors import InvalidInput
 from udpfl.harmonizer import Matched
+from udpfl.report.read import RunRecord
 from udpfl.report.selection import RunSelection
-from udpfl.report.verification import check_run
-from udpfl.runs.files import RunFiles, read_summary
+from udpfl.report.spread import Spread, plain
 from udpfl.runs.targets import Reached, Target
 
 _FOREMOST = ("rmse", "accuracy")
@@ -231,19 +230,18 @@ class Comparison(Sequence[Row]):
         }
 
 
-def read_outcome(seed: int, folder: Path, target: Target | None = None) -> SeedRun:
-    """What a finished run folder says, unless its ledger contradicts it.
+def outcome_of(seed: int, run: RunRecord, target: Target | None = None) -> SeedRun:
+    """What a finished run says, unless its ledger contradicts it.
 
     A run that ended early is no basis for a mean. The target is that of the comparison: what it
     took to reach it is read off the rounds, whatever target the run was trained with.
     """
-    summary = read_summary(folder, "out")
+    folder, summary = run.path, run.summary
     if summary is None:
         raise InvalidInput("out", f"{str(folder)!r} has no summary: its run has not ended")
-    files = RunFiles.read(folder)
-    checked = check_run(files, files.identity.privacy.kind == "nominal")
-    if checked.state == "contradicted":
-        return SeedRun(seed, folder, failed=f"its ledger contradicts it: {checked.reasons[0]}")
+    if run.contradicted:
+        reason = run.verification.reasons[0]
+        return SeedRun(seed, folder, failed=f"its ledger contradicts it: {reason}")
     figures = {name: value for name in _FIGURES if (value := summary.figure(name)) is not None}
     metric = next((name for name in _FOREMOST if name in figures), None)
     if metric is None:
@@ -259,8 +257,8 @@ def read_outcome(seed: int, folder: Path, target: Target | None = None) -> SeedR
         summary.privacy,
         summary.seconds,
         figures=figures,
-        reached=None if target is None else target.first_reached(files.metrics),
-        matched=_costliest(client.matched for client in files.clients if is_claimed),
+        reached=None if target is None else target.first_reached(run.metrics),
+        matched=_costliest(client.matched for client in run.clients if is_claimed),
     )
 
 

@@ -18,9 +18,9 @@ from rich.table import Table
 
 from udpfl.accounting.events import Unit
 from udpfl.accounting.statement import Kind, PrivacyStatement, shown
-from udpfl.comparison._spread import Spread
 from udpfl.comparison.grid import said, short
 from udpfl.comparison.outcome import Comparison, Row
+from udpfl.report.spread import Spread
 
 _KINDS: dict[Kind, str] = {
     "guarantee": "[green]guarantee[/]",
