@@ -164,7 +164,7 @@ def test_rows_of_two_units_have_a_column_for_it():
 def test_no_line_of_the_figure_joins_two_units(tmp_path):
     import matplotlib
 
-    (lines,) = _panels(of_units(), "privacy.epsilon").values()
+    (lines,) = _panels(of_units(), ("privacy.epsilon",)).values()
     assert {key: [stop for stop, _, _ in points] for key, points in lines.items()} == {
         ("fedavg", "guarantee", "record"): [2, 8],
         ("dp-fedavg", "guarantee", "record"): [2],

@@ -376,13 +376,13 @@ def test_failed_cells_are_on_the_page():
     said = visible(result.report.read_text())
     assert "4 settings compared, 1 failed" in said
     name = "clients 2, clients per round 4 (seed 0)"
-    assert f"1 run without a result. Means are over the other seeds. {name}: training." in said
+    assert f"1 run without a result. Means are over the other seeds. {name} : training." in said
     assert "seed 0 Failed: training.clients_per_round: must be" in said
     breaks = {"algorithm": ["fedavg", "tests.comparison.test_selection:Breaks"]}
     result = udpfl.compare(BASE, vary=breaks, seeds=1, out="broken")
     said = visible(result.report.read_text())
     assert "2 settings compared, 1 failed" in said
-    assert "Breaks (seed 0): RuntimeError: the server broke" in said
+    assert "Breaks (seed 0) : RuntimeError: the server broke" in said
 
 
 # One event out of each set

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from udpfl.comparison.grid import said
+from udpfl.comparison.axes import said
 
 _PLAIN = {
     "data.alpha": "Dirichlet α",

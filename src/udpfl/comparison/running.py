@@ -12,7 +12,8 @@ from typing import Any
 from udpfl.comparison._folder import ComparisonFolder, comparison_folder, default_folder
 from udpfl.comparison._jobs import Job, Progress, Tell
 from udpfl.comparison._words import plain_keys, plain_settings
-from udpfl.comparison.grid import Cell, Grid, grid_of, said
+from udpfl.comparison.axes import Pairs, said
+from udpfl.comparison.grid import Cell, Grid, grid_of
 from udpfl.comparison.outcome import Comparison, Row, SeedRun, outcome_of
 from udpfl.config import Config, load
 from udpfl.errors import InvalidInput
@@ -42,13 +43,14 @@ def compare(
     config: Config | Mapping[str, Any] | str | Path | None = None,
     *,
     vary: Mapping[str, Sequence[Any]] | None = None,
+    pair: Pairs = (),
     seeds: int | Sequence[int] = 3,
     out: str | Path | None = None,
     jobs: int = 1,
     tell: Tell | None = None,
     **sections: Any,
 ) -> Comparison:
-    """Run every combination of the values in `vary` with every seed, and put them side by side.
+    """Run every combination of the values with every seed, and put them side by side.
 
     The same call again, or one with a larger grid over the same base, reads what is finished, goes
     on with what was interrupted and tries again what failed.
@@ -59,6 +61,8 @@ def compare(
     Args:
         config: The base of all runs, as for `udpfl.run`.
         vary: Lists of values by key, or by the last part of a key where only one ends like it.
+        pair: Keys whose values go together, one by one, as a dictionary of lists of the same
+            length, or several such dictionaries: one axis of the grid each.
         seeds: A number of seeds, counted from 0, or the seeds.
         out: The folder of the comparison; named after the settings if left out.
         jobs: Processes that share the work.
@@ -84,7 +88,7 @@ def compare(
     """
     base = load(config, sections)
     _require_jobs(jobs)
-    grid, target = grid_of(base, vary or {}, seeds), Target.of(base)
+    grid, target = grid_of(base, vary or {}, seeds, pair), Target.of(base)
     path = Path(out or base.out or default_folder(base, grid.keys))
     with comparison_folder(path, base, grid.keys) as folder:
         placed = _place(folder, grid)
@@ -96,7 +100,9 @@ def compare(
         records = {run.path: run for run in read_runs(folder.begun)}
         rows = _rows(grid, placed, records, progress.failed, target)
         selection = _selection(folder, everything, list(records.values()))
-        result = Comparison(rows, grid.keys, grid.seeds, path, selection=selection, target=target)
+        result = Comparison(
+            rows, grid.keys, grid.seeds, path, selection=selection, target=target, axes=grid.axes
+        )
         _report(folder, result, records)
     trained, resumed = (sum(job.finished for job in jobs) for jobs in (waiting, begun))
     return replace(result, trained=trained, resumed=resumed, found=found)
