@@ -316,3 +316,48 @@ def test_regression_is_compared_by_its_rmse(tmp_path):
         folders = [run.folder for run in row.runs]
         values = [json.loads((f / "summary.json").read_text())["rmse"] for f in folders]
         assert row.mean == pytest.approx(statistics.mean(values))
+
+
+def test_a_pair_is_one_axis_of_the_figure(capsys, tmp_path):
+    import matplotlib
+
+    pair = "epsilon=2,8 with learning_rate=0.25,0.5"
+    grid = ["--pair", pair, "--vary", "clip=1,2", "--seeds", "1", "--out", "grid"]
+    code, out, _ = command(capsys, "compare", "base.toml", *grid, "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert found["axes"] == [["privacy.clip"], ["privacy.epsilon", "training.learning_rate"]]
+    assert [tuple(row["settings"].values()) for row in found["rows"]] == [
+        (1, 2, 0.25), (1, 8, 0.5), (2, 2, 0.25), (2, 8, 0.5),
+    ]  # fmt: skip
+    result = udpfl.compare(
+        BASE,
+        vary={"clip": [1, 2]},
+        pair={"epsilon": [2, 8], "learning_rate": [0.25, 0.5]},
+        seeds=1,
+        out="grid",
+    )
+    assert (result.trained, result.found) == (0, 4)
+    (lines,) = _panels(result, result.axes[1]).values()
+    assert {key[0]: [stop for stop, _, _ in points] for key, points in lines.items()} == {
+        "1": [(2, 0.25), (8, 0.5)],
+        "2": [(2, 0.25), (8, 0.5)],
+    }
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        result.plot(tmp_path / "pair.svg")
+    drawn = (tmp_path / "pair.svg").read_text()
+    for words in ("ε per client and learning rate", "clipping norm", "accuracy"):
+        assert words in drawn
+    assert "privacy.epsilon" not in drawn
+
+
+def test_every_run_is_verified_once(monkeypatch):
+    from udpfl.report import read
+
+    checked = []
+    check = read.check_run
+    monkeypatch.setattr(read, "check_run", lambda *own: checked.append(1) or check(*own))
+    udpfl.compare(BASE, vary={"epsilon": [2, 8]}, seeds=1, out="grid")
+    checked.clear()  # runs write reports of their own
+    result = udpfl.compare(BASE, vary={"epsilon": [2, 8]}, seeds=1, out="grid")
+    assert (result.found, len(checked)) == (2, 2)

@@ -472,3 +472,17 @@ def test_at_delta_zero_the_largest_losses_add_up():
     for wrong in ([], [[]], [[pure(1.0)], []]):
         with pytest.raises(InvalidInput, match="sets"):
             account_alternatives(wrong, 1e-5)
+
+
+def test_a_total_below_one_of_its_runs_is_explained():
+    pair = {"delta": [1e-12, 1e-2], "epsilon": [8, 0.1]}
+    result = udpfl.compare(BASE, pair=pair, seeds=1, out="grid")
+    total = only_total(result)
+    assert total.privacy.epsilon < result[0].privacy.epsilon
+    sentence = result.selection.sentence
+    name = result[0].runs[0].folder.name
+    assert f"This total is less than the ε = 8 that {name} states alone" in sentence
+    assert "it is at δ = 0.01, the largest of all runs, and that run at the smaller" in sentence
+    assert sentence in visible(result.report.read_text())
+    usual = udpfl.compare(BASE, vary={"epsilon": [2, 8]}, seeds=1, out="usual")
+    assert only_total(usual).below == ""

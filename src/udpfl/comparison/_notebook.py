@@ -23,7 +23,7 @@ def notebook_table(comparison: Comparison) -> str:
     rows = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in table.rows)
     remarks = "".join(f"<p>{escape(remark)}</p>" for remark in table.remarks)
     return (
-        f"<table><caption>{escape(repr(comparison))}</caption><thead>"
+        f"<table><caption>{escape(repr(comparison)[1:-1])}</caption><thead>"
         f"<tr>{cells(table.heads, 'th scope=col')}</tr></thead><tbody>{rows}</tbody></table>"
         f"<details><summary>What these numbers mean</summary>{remarks}</details>"
     )
