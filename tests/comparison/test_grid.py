@@ -7,8 +7,8 @@ from itertools import product
 
 import pytest
 
+from udpfl.comparison._grid import grid_of
 from udpfl.comparison.axes import key_of, read_pairs, read_seeds, read_vary
-from udpfl.comparison.grid import grid_of
 from udpfl.config import load
 from udpfl.errors import InvalidInput
 

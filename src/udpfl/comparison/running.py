@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from udpfl.comparison._folder import ComparisonFolder, comparison_folder, default_folder
+from udpfl.comparison._grid import Cell, Grid, grid_of
 from udpfl.comparison._jobs import Job, Progress, Tell
 from udpfl.comparison._words import plain_keys, plain_settings
 from udpfl.comparison.axes import Pairs, said
-from udpfl.comparison.grid import Cell, Grid, grid_of
 from udpfl.comparison.outcome import Comparison, Row, SeedRun, outcome_of
 from udpfl.config import Config, load
 from udpfl.errors import InvalidInput
@@ -91,21 +90,35 @@ def compare(
     grid, target = grid_of(base, vary or {}, seeds, pair), Target.of(base)
     path = Path(out or base.out or default_folder(base, grid.keys))
     with comparison_folder(path, base, grid.keys) as folder:
-        placed = _place(folder, grid)
-        everything = list({job.folder: job for job in placed.values()}.values())
-        waiting = [job for job in everything if not job.finished]
-        found, begun = len(everything) - len(waiting), [job for job in waiting if job.begun]
-        progress = Progress(tell or (lambda *_: None), len(everything), found)
-        _train_waiting(path, everything, waiting, jobs, progress)
-        records = {run.path: run for run in read_runs(folder.begun)}
-        rows = _rows(grid, placed, records, progress.failed, target)
-        selection = _selection(folder, everything, list(records.values()))
-        result = Comparison(
-            rows, grid.keys, grid.seeds, path, selection=selection, target=target, axes=grid.axes
-        )
-        _report(folder, result, records)
+        return _compared(folder, grid, jobs, tell, target)
+
+
+def _compared(
+    folder: ComparisonFolder, grid: Grid, jobs: int, tell: Tell | None, target: Target | None
+) -> Comparison:
+    """Train what is missing, then read every run once."""
+    placed = _place(folder, grid)
+    everything = list({job.folder: job for job in placed.values()}.values())
+    waiting = [job for job in everything if not job.finished]
+    found, begun = len(everything) - len(waiting), [job for job in waiting if job.begun]
+    progress = Progress(tell or (lambda *_: None), len(everything), found)
+    _train_waiting(folder.path, everything, waiting, jobs, progress)
+    records = {run.path: run for run in read_runs(folder.begun)}
     trained, resumed = (sum(job.finished for job in jobs) for jobs in (waiting, begun))
-    return replace(result, trained=trained, resumed=resumed, found=found)
+    result = Comparison(
+        _rows(grid, placed, records, progress.failed, target),
+        grid.keys,
+        grid.seeds,
+        folder.path,
+        trained,
+        resumed,
+        found,
+        _selection(folder, everything, list(records.values())),
+        target,
+        grid.axes,
+    )
+    _report(folder, result, records)
+    return result
 
 
 def _require_jobs(jobs: int) -> None:

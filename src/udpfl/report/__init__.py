@@ -12,12 +12,14 @@ from udpfl.report.read import RunRecord, read_run, read_runs
 from udpfl.report.selection import RunSelection, selection_of
 from udpfl.report.settings import Setting
 from udpfl.report.side_by_side import comparison_page, settings_page
+from udpfl.report.verification import Verification
 from udpfl.runs.targets import Target
 
 __all__ = [
     "RunRecord",
     "RunSelection",
     "Setting",
+    "Verification",
     "comparison_page",
     "read_run",
     "run_page",

@@ -23,7 +23,14 @@ _OWN = "own"  # the name of data that was handed over in Python
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting, and its runs with several seeds."""
+    """One setting, and its runs with several seeds.
+
+    Example:
+        >>> from udpfl.report import Setting
+        >>> setting = Setting("clip 1", {"clip": "1"}, (), {0: "there is no data"})
+        >>> setting.total, setting.counted
+        (1, [])
+    """
 
     name: str
     """What it is called in legends."""
