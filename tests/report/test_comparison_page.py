@@ -337,3 +337,13 @@ def test_a_phone_shows_the_accuracy_first(browser, page, crowded):
         browser.run(f"{box}.scrollTo(10000, 0)")
         first = "document.querySelector('tr.setting > th').getBoundingClientRect().left"
         assert 0 <= browser.run(first) < 40  # the name of the setting stays
+
+
+def test_a_long_name_stays_in_its_column_on_a_phone(browser, records, tmp_path):
+    long = replace(records["private"], path=Path("algorithm=fedavg,mechanism=gaussian,clip=1"))
+    (tmp_path / "c.html").write_text(comparison_page([long, records["nominal"]]))
+    browser.open(tmp_path / "c.html", width=390, height=844)
+    right = "document.querySelector('tr.setting {}').getBoundingClientRect().{}"
+    name, next_ = right.format(".name", "right"), right.format("td.best", "left")
+    assert browser.run(name) <= browser.run(next_)
+    assert browser.run(right.format("td.best", "right")) <= 390

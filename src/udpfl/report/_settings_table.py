@@ -174,7 +174,8 @@ def _privacy(settings: Sequence[Setting]) -> Iterator[Column]:
     yield Column("ε", _epsilon, _epsilon_of, "number")
     if any(statement.kind == "nominal" for statement in private):
         yield Column("nominal ε", _nominal, style="number")
-    if len({statement.delta for statement in private}) > 1:
+    varied = any("δ" in own.values for own in settings)  # then it has a column already
+    if len({statement.delta for statement in private}) > 1 and not varied:
         yield Column("δ", lambda own: _stated(own, lambda run: small(run.statement.delta)))
     if any(own.unit == "client" for own in settings):
         yield Column("unit", lambda own: _stated(own, unit_of))

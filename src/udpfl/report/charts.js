@@ -168,7 +168,7 @@
         if (low === high) high *= 10;
       } else {
         if (high === low) high = low + 1;
-        const step = stepOf(low, high, 5);
+        const step = stepOf(low, high, chart.free ? 4 : 5);
         high = Math.ceil(high / step - 1e-9) * step;
         if (chart.free) low = Math.floor(low / step + 1e-9) * step;
       }

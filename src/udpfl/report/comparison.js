@@ -47,6 +47,7 @@
     button.className = "fold";
     svg(svg(button, "svg", { width: 10, height: 10, viewBox: "0 0 10 10", "aria-hidden": "true" }),
       "path", { d: "M2 1l5 4-5 4z" });
+    button.prepend(first.querySelector(".swatch"));
     button.append(name);
     const fold = (open) => {
       button.setAttribute("aria-expanded", String(open));
