@@ -29,7 +29,8 @@ OTHER_KIND = (
     "is guaranteed."
 )
 OTHER_UNIT = (
-    "An ε for one record and an ε for a whole client cannot be compared: each has its own chart."
+    "Numbers ε for different units (a record, a person, a whole client) cannot be compared: each "
+    "unit has its own axis."
 )
 OTHER_DELTA = (
     "The runs have different δ: of two runs with the same ε, the one with the smaller δ has the "

@@ -177,7 +177,7 @@ def _privacy(settings: Sequence[Setting]) -> Iterator[Column]:
     varied = any("δ" in own.values for own in settings)  # then it has a column already
     if len({statement.delta for statement in private}) > 1 and not varied:
         yield Column("δ", lambda own: _stated(own, lambda run: small(run.statement.delta)))
-    if any(own.unit == "client" for own in settings):
+    if any(own.unit not in (None, "record") for own in settings):
         yield Column("unit", lambda own: _stated(own, unit_of))
     yield Column("privacy", _badge, privacy_badge)
 

@@ -91,7 +91,8 @@ class Setting:
     @property
     def unit(self) -> Unit | None:
         """Whose privacy it is; nobody's where there is none."""
-        return None if self.costliest is None or self.kind == "none" else self.costliest.unit
+        said = self.statement
+        return None if said is None or said.kind == "none" else said.unit
 
     @property
     def state(self) -> State:

@@ -13,7 +13,7 @@ from udpfl.report.page import document, embedded
 from udpfl.report.read import RunRecord
 from udpfl.report.selection import RunSelection, selection_of
 from udpfl.report.settings import Setting, decisive, settings_of, units_of
-from udpfl.report.words import counted, explain
+from udpfl.report.words import UNITS, counted, explain
 from udpfl.runs.targets import Target
 
 
@@ -194,7 +194,7 @@ def _privacy(settings: Sequence[Setting]) -> str:
         return ""
     units = units_of(settings)
     other = (
-        ", and an ε for one record cannot be compared with an ε for a whole client"
+        f", and an ε for {' cannot be compared with an ε for '.join(UNITS[own] for own in units)}"
         if len(units) > 1
         else ""
     )
