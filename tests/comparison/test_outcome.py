@@ -152,7 +152,7 @@ def test_rows_of_two_units_have_a_column_for_it():
         rows = lines[lines.index(head) + 2 :][:4]
         assert [line[place:].split()[0] for line in rows] == ["record"] * 3 + ["client"]
         text = " ".join(" ".join(lines).split())
-        assert "Some rows hide one record, others a whole client" in text
+        assert "Rows hide one record or a whole client" in text
         assert "each at δ = 0.0001 for one run alone, cannot be compared" in text
     alike = replace(of_units(), rows=of_units().rows[:3])
     assert " unit" not in alike.table(200)
@@ -176,7 +176,7 @@ def test_no_line_of_the_figure_joins_two_units(tmp_path):
     drawn, alike = ((tmp_path / f"{name}.svg").read_text() for name in ("units", "alike"))
     for label in ("fedavg (guarantee, single records)", "dp-fedavg (guarantee, whole clients)"):
         assert label in drawn
-    assert "for single records and for whole clients: these cannot be compared" in drawn
+    assert "for single records and whole clients: these cannot be compared" in drawn
     assert "fedavg (guarantee)" in alike
     assert "whole clients" not in alike
 
