@@ -76,6 +76,7 @@ WITHOUT_EXAMPLE = {
     "UdpflError": RAISED,
     "Unsupported": RAISED,
     "Verdict": RESULT,
+    "Verification": RESULT,
 }
 """Classes without an example, and why. Every function has one."""
 MOST_LINES = 6

@@ -7,7 +7,8 @@ from itertools import product
 
 import pytest
 
-from udpfl.comparison.grid import grid_of, key_of, read_seeds, read_vary
+from udpfl.comparison._grid import grid_of
+from udpfl.comparison.axes import key_of, read_pairs, read_seeds, read_vary
 from udpfl.config import load
 from udpfl.errors import InvalidInput
 
@@ -143,3 +144,67 @@ def test_what_only_some_cells_make_use_of_changes_those_alone():
         with pytest.raises(InvalidInput, match=r"no effect unless privacy\.pace is") as refused:
             grid_of(load(), vary, 1)
         assert refused.value.parameter == "privacy.pace_ratio"
+
+
+# Keys that go together
+
+
+def test_values_that_go_together_are_one_axis():
+    base = load({"model": {"name": "logistic"}})
+    pair = {"epsilon": [2, 8], "learning_rate": [1, 3]}
+    grid = grid_of(base, {"clip": [1, 2]}, 1, pair)
+    assert grid.axes == (("privacy.clip",), ("privacy.epsilon", "training.learning_rate"))
+    assert grid.keys == ("privacy.clip", "privacy.epsilon", "training.learning_rate")
+    assert [tuple(cell.settings.values()) for cell in grid.cells] == [
+        (1, 2, 1), (1, 8, 3), (2, 2, 1), (2, 8, 3),
+    ]  # fmt: skip
+    assert [cell.config.training.learning_rate for cell in grid.cells] == [1, 3, 1, 3]
+    two = grid_of(base, {}, 1, [pair, {"clip": [1, 2], "rounds": [3, 4]}])
+    assert len(two.cells) == 4
+    lists = grid_of(base, {}, 1, {"epsilon": [[2, 8], [1, 4], [2, 8]], "clip": [1, 2, 1]})
+    assert [cell.settings["privacy.epsilon"] for cell in lists.cells] == [[2, 8], [1, 4]]
+
+
+def test_pairs_are_read_from_texts():
+    assert read_pairs(["epsilon=2,[2, 8] with learning_rate=1,2 with clip=0.5,1"]) == [
+        {
+            "privacy.epsilon": [2, [2, 8]],
+            "training.learning_rate": [1, 2],
+            "privacy.clip": [0.5, 1],
+        }
+    ]
+    assert read_pairs(['model.options.a="x with y",z  with  clip=1,2']) == [
+        {"model.options.a": ["x with y", "z"], "privacy.clip": [1, 2]}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("epsilon=2,8", "must look like 'epsilon=2,8 with learning_rate=1,2'"),
+        ("epsilon=2,8 and clip=1,2", "must look like"),
+        ("epsilon=2,8 with clip=1,", "must look like"),
+        ("epsilon=2,8 with clipp=1,2", "did you mean privacy.clip?"),
+        ("epsilon=2,8 with privacy.epsilon=1,2", "a key is named twice"),
+        ("epsilon=2,8 with seed=1,2", "seed cannot be varied"),
+        ("epsilon=2,8 with clip=1", "privacy.epsilon has 2, privacy.clip has 1"),
+    ],
+)
+def test_pairs_that_are_refused(text, words):
+    with pytest.raises(InvalidInput, match=re.escape(words)) as refused:
+        grid_of(load({}), {}, 1, read_pairs([text]))
+    assert refused.value.parameter == "pair"
+
+
+def test_a_pair_needs_two_keys_that_vary_nowhere_else():
+    with pytest.raises(InvalidInput, match="needs two keys or more"):
+        grid_of(load({}), {}, 1, {"epsilon": [1, 2]})
+    with pytest.raises(InvalidInput, match=r"privacy\.epsilon is varied twice"):
+        grid_of(load({}), {"epsilon": [1]}, 1, {"privacy.epsilon": [2], "clip": [1]})
+    with pytest.raises(InvalidInput, match="clip needs a list of values, got 1"):
+        grid_of(load({}), {}, 1, {"epsilon": [2], "clip": 1})
+
+
+def test_a_step_that_fits_no_cell_is_refused():
+    with pytest.raises(InvalidInput, match="epsilon"):
+        grid_of(load({}), {}, 1, {"epsilon": [2, "much"], "clip": [1, 2]})

@@ -152,7 +152,7 @@ def test_rows_of_two_units_have_a_column_for_it():
         rows = lines[lines.index(head) + 2 :][:4]
         assert [line[place:].split()[0] for line in rows] == ["record"] * 3 + ["client"]
         text = " ".join(" ".join(lines).split())
-        assert "Some rows hide one record, others a whole client" in text
+        assert "Rows hide one record or a whole client" in text
         assert "each at δ = 0.0001 for one run alone, cannot be compared" in text
     alike = replace(of_units(), rows=of_units().rows[:3])
     assert " unit" not in alike.table(200)
@@ -164,7 +164,7 @@ def test_rows_of_two_units_have_a_column_for_it():
 def test_no_line_of_the_figure_joins_two_units(tmp_path):
     import matplotlib
 
-    (lines,) = _panels(of_units(), "privacy.epsilon").values()
+    (lines,) = _panels(of_units(), ("privacy.epsilon",)).values()
     assert {key: [stop for stop, _, _ in points] for key, points in lines.items()} == {
         ("fedavg", "guarantee", "record"): [2, 8],
         ("dp-fedavg", "guarantee", "record"): [2],
@@ -176,7 +176,7 @@ def test_no_line_of_the_figure_joins_two_units(tmp_path):
     drawn, alike = ((tmp_path / f"{name}.svg").read_text() for name in ("units", "alike"))
     for label in ("fedavg (guarantee, single records)", "dp-fedavg (guarantee, whole clients)"):
         assert label in drawn
-    assert "for single records and for whole clients: these cannot be compared" in drawn
+    assert "for single records and whole clients: these cannot be compared" in drawn
     assert "fedavg (guarantee)" in alike
     assert "whole clients" not in alike
 
@@ -316,3 +316,48 @@ def test_regression_is_compared_by_its_rmse(tmp_path):
         folders = [run.folder for run in row.runs]
         values = [json.loads((f / "summary.json").read_text())["rmse"] for f in folders]
         assert row.mean == pytest.approx(statistics.mean(values))
+
+
+def test_a_pair_is_one_axis_of_the_figure(capsys, tmp_path):
+    import matplotlib
+
+    pair = "epsilon=2,8 with learning_rate=0.25,0.5"
+    grid = ["--pair", pair, "--vary", "clip=1,2", "--seeds", "1", "--out", "grid"]
+    code, out, _ = command(capsys, "compare", "base.toml", *grid, "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert found["axes"] == [["privacy.clip"], ["privacy.epsilon", "training.learning_rate"]]
+    assert [tuple(row["settings"].values()) for row in found["rows"]] == [
+        (1, 2, 0.25), (1, 8, 0.5), (2, 2, 0.25), (2, 8, 0.5),
+    ]  # fmt: skip
+    result = udpfl.compare(
+        BASE,
+        vary={"clip": [1, 2]},
+        pair={"epsilon": [2, 8], "learning_rate": [0.25, 0.5]},
+        seeds=1,
+        out="grid",
+    )
+    assert (result.trained, result.found) == (0, 4)
+    (lines,) = _panels(result, result.axes[1]).values()
+    assert {key[0]: [stop for stop, _, _ in points] for key, points in lines.items()} == {
+        "1": [(2, 0.25), (8, 0.5)],
+        "2": [(2, 0.25), (8, 0.5)],
+    }
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        result.plot(tmp_path / "pair.svg")
+    drawn = (tmp_path / "pair.svg").read_text()
+    for words in ("ε per client and learning rate", "clipping norm", "accuracy"):
+        assert words in drawn
+    assert "privacy.epsilon" not in drawn
+
+
+def test_every_run_is_verified_once(monkeypatch):
+    from udpfl.report import read
+
+    checked = []
+    check = read.check_run
+    monkeypatch.setattr(read, "check_run", lambda *own: checked.append(1) or check(*own))
+    udpfl.compare(BASE, vary={"epsilon": [2, 8]}, seeds=1, out="grid")
+    checked.clear()  # runs write reports of their own
+    result = udpfl.compare(BASE, vary={"epsilon": [2, 8]}, seeds=1, out="grid")
+    assert (result.found, len(checked)) == (2, 2)

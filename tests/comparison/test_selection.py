@@ -378,14 +378,15 @@ def test_failed_cells_are_on_the_page():
     result = udpfl.compare(BASE, vary=vary, seeds=1, out="grid")
     assert len(result[1].failed) == 1
     said = visible(result.report.read_text())
-    assert "3 runs compared" in said
-    assert "clients=2,clients_per_round=4 Failed: training.clients_per_round: must be" in said
+    assert "4 settings compared, 1 failed" in said
+    name = "clients 2, clients per round 4 (seed 0)"
+    assert f"1 run without a result. Means are over the other seeds. {name} : training." in said
+    assert "seed 0 Failed: training.clients_per_round: must be" in said
     breaks = {"algorithm": ["fedavg", "tests.comparison.test_selection:Breaks"]}
     result = udpfl.compare(BASE, vary=breaks, seeds=1, out="broken")
     said = visible(result.report.read_text())
-    assert "1 run compared" in said
-    name = folders(result)[1].name
-    assert f"{name} Failed: RuntimeError: the server broke" in said
+    assert "2 settings compared, 1 failed" in said
+    assert "Breaks (seed 0) : RuntimeError: the server broke" in said
 
 
 # One event out of each set
@@ -475,3 +476,17 @@ def test_at_delta_zero_the_largest_losses_add_up():
     for wrong in ([], [[]], [[pure(1.0)], []]):
         with pytest.raises(InvalidInput, match="sets"):
             account_alternatives(wrong, 1e-5)
+
+
+def test_a_total_below_one_of_its_runs_is_explained():
+    pair = {"delta": [1e-12, 1e-2], "epsilon": [8, 0.1]}
+    result = udpfl.compare(BASE, pair=pair, seeds=1, out="grid")
+    total = only_total(result)
+    assert total.privacy.epsilon < result[0].privacy.epsilon
+    sentence = result.selection.sentence
+    name = result[0].runs[0].folder.name
+    assert f"This total is less than the ε = 8 that {name} states alone" in sentence
+    assert "it is at δ = 0.01, the largest of all runs, and that run at the smaller" in sentence
+    assert sentence in visible(result.report.read_text())
+    usual = udpfl.compare(BASE, vary={"epsilon": [2, 8]}, seeds=1, out="usual")
+    assert only_total(usual).below == ""

@@ -330,18 +330,26 @@ def test_one_is_not_said_in_the_plural(tmp_path):
 # In a browser
 
 
-def test_a_single_line_is_named_and_every_chart_is_drawn(browser, runs, tmp_path):
+def test_every_axis_of_epsilon_has_the_lines_of_one_unit(browser, runs, tmp_path):
     write_report([runs[name].folder for name in ("record", "client")], tmp_path / "c.html")
     for dark in (False, True):
         browser.open(tmp_path / "c.html", dark=dark)
         assert browser.complaints() == []
-        for unit, name in (("record", "single records"), ("client", "whole clients")):
-            for chart in (f"epsilon-{unit}", f"trade-{unit}"):
-                place = f"[data-chart={chart}]"
-                names = browser.run(
-                    f"[...document.querySelectorAll('{place} .legend button')]"
-                    ".map(b => b.textContent)"
+        names = "[...document.querySelectorAll('.legend button')].map(b => b.textContent)"
+        assert browser.run(names) == [
+            "record (guarantee, single records)",
+            "client (guarantee, whole clients)",
+        ]
+        for unit, other in (("record", "client"), ("client", "record")):
+            for axis in ("x", "y"):
+                browser.open(tmp_path / "c.html", dark=dark)
+                browser.run(
+                    f"(() => {{ const menu = document.querySelector('[data-axis={axis}]');"
+                    f"menu.value = 'epsilon-guarantee-{unit}';"
+                    "menu.dispatchEvent(new Event('change')); })()"
                 )
-                assert names == [f"{unit} (guarantee, {name})"]
-                lines = f"document.querySelectorAll('{place} .plot path.line').length"
-                assert browser.run(lines) == 1
+                card = "document.querySelector('[data-compare]')"
+                assert browser.run(f"{card}.querySelectorAll('.plot path.line').length") == 1
+                assert f"Without such numbers: {other}." in browser.run(
+                    f"{card}.querySelector('.note').textContent"
+                )

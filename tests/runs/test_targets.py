@@ -15,10 +15,9 @@ from tests.commands import command
 from tests.small import Seen, blobs, linear
 from udpfl.config import load
 from udpfl.errors import InvalidInput
-from udpfl.report import read_run, run_page
+from udpfl.report import comparison_page, read_run, run_page
 from udpfl.report._comparison import comparison_charts
 from udpfl.report.charts import run_charts
-from udpfl.report.page import comparison_page
 from udpfl.runs.targets import Reached, Target
 
 
@@ -132,7 +131,7 @@ def test_the_page_shows_the_target_in_its_chart(tmp_path):
     by_id = {chart.id: chart for chart in comparison_charts([record, other])}
     assert by_id["accuracy"].marks == ()  # not the same for both
     page = comparison_page([record, other])
-    assert "<th>target</th>" in page
+    assert '<th scope="col">target</th>' in page
     assert "accuracy 1: not reached" in page or "accuracy 1: round" in page
 
 

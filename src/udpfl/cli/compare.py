@@ -40,6 +40,15 @@ def compare(
             autocompletion=assignments,
         ),
     ] = None,
+    pair: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE,VALUE with KEY=VALUE,VALUE",
+            help="Keys whose values go together: the first value of one with the first of the "
+            "other, and so on. May be repeated, and combined with --vary.",
+            show_default=False,
+        ),
+    ] = None,
     seeds: Annotated[
         str, typer.Option(help="How many seeds (0, 1, 2, …), or a list of seeds: 3,5,8.")
     ] = "3",
@@ -62,11 +71,20 @@ def compare(
     json_: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of a table.")
     ] = False,
+    table: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FORMAT",
+            help="Print the table to paste it elsewhere: latex, csv or markdown. With the name of "
+            "a file (.tex, .csv or .md), write it there.",
+            show_default=False,
+        ),
+    ] = None,
     plot: Annotated[
         Path | None,
         typer.Option(
             help="Draw the results to this file (png, svg or pdf): one line for each value of the "
-            "first key, over the values of the second.",
+            "first key, over the values of the second. A pair counts as one key.",
             show_default=False,
         ),
     ] = None,
@@ -83,16 +101,22 @@ def compare(
     udpfl compare my.toml --vary clip=0.5,1,2 --seeds 5 --plot clip.png
 
     udpfl compare --vary 'epsilon=2,[2, 8]' --seeds 3,5,8 --jobs 2 --out grid
+
+    udpfl compare --pair 'epsilon=2,8 with learning_rate=1,2' --table latex
     """
     from udpfl.comparison import ComparisonInterrupted
     from udpfl.comparison import compare as run_all
-    from udpfl.comparison.grid import read_seeds, read_vary
+    from udpfl.comparison.axes import read_pairs, read_seeds, read_vary
+    from udpfl.comparison.formats import read_format, write_table
 
     overrides = overrides_of(set_, data_dir)
     if plot is not None:
         check_plot(plot)
-        if not vary:
-            raise InvalidInput("plot", "needs --vary: there is nothing to draw without it")
+        if not vary and not pair:
+            raise InvalidInput("plot", "needs --vary or --pair: without it, nothing can be drawn")
+    if table is not None and json_:
+        raise InvalidInput("table", "cannot be combined with --json: choose one of the two")
+    format_, file = (None, None) if table is None else read_format(table)
     console = Console(stderr=True, emoji=False)
     view = Live(console)
     try:
@@ -100,6 +124,7 @@ def compare(
             result = run_all(
                 load(config, overrides=overrides),
                 vary=read_vary(vary or ()),
+                pair=read_pairs(pair or ()),
                 seeds=read_seeds(seeds),
                 out=out,
                 jobs=jobs,
@@ -110,8 +135,13 @@ def compare(
         raise
     if json_:
         typer.echo(json.dumps(result.to_dict()))
+    elif format_ is not None and file is None:
+        typer.echo(result.table(format=format_), nl=False)
     else:
         _show(result, Console(emoji=False))
+    if format_ is not None and file is not None:
+        write_table(result, format_, file)
+        typer.echo(f"wrote {file}", err=True)
     if plot is not None:
         result.plot(plot)
         typer.echo(f"wrote {plot}", err=True)

@@ -9,11 +9,12 @@ from typing import Any
 
 from udpfl.accounting.events import Unit
 from udpfl.accounting.statement import Kind
-from udpfl.comparison._spread import Spread
-from udpfl.comparison.grid import said, short
+from udpfl.comparison._words import plain_keys, plain_metric
+from udpfl.comparison.axes import said
 from udpfl.comparison.outcome import Comparison, Row
 from udpfl.errors import InvalidInput, UdpflError
 from udpfl.report.charts import DASHES, NOMINAL
+from udpfl.report.spread import Spread
 from udpfl.report.words import WHOSE
 
 _COLOURS = ("#1f5fbf", "#b5176a", "#0b7285", "#7a6200", "#7a3fb0", "#4b5563", "#c2410c", "#2b2f77")
@@ -22,6 +23,8 @@ _WIDE = 10
 """Numbers that span at least this factor get a logarithmic axis."""
 _Line = tuple[str, Kind, Unit | None]
 """Its name, the kind of privacy of its runs, and whose; nobody's where there is none."""
+_Keys = tuple[str, ...]
+"""One key, or several that go together."""
 _Point = tuple[Any, float, float]
 """Where along the axis, mean, standard deviation."""
 
@@ -41,19 +44,21 @@ def comparison_figure(comparison: Comparison, path: Path) -> None:
         raise InvalidInput(
             "plot", f"the runs have no common metric to draw: {comparison.metric or 'none'}"
         )
-    over = comparison.keys[min(1, len(comparison.keys) - 1)]
-    stops = _distinct(row.settings[over] for row in comparison)
+    axes = comparison.axes or tuple((key,) for key in comparison.keys)
+    over = axes[min(1, len(axes) - 1)]
+    stops = _distinct(_stop(row, over) for row in comparison)
     panels = _panels(comparison, over)
     figure, rows = plt.subplots(
         len(panels), figsize=(7.2, 4.6 * len(panels)), layout="constrained", squeeze=False
     )
     known = _distinct((name, unit) for name, _, unit in next(iter(panels.values())))
-    for (axes,), (label, lines) in zip(rows, panels.items(), strict=True):
-        _draw(axes, lines, known, stops)
-        axes.set_xlabel(_about_axis(over, lines))
-        axes.set_ylabel(label)
-        axes.set_title(_title(comparison), fontsize=10, loc="left")
-    first = ", ".join(short(key) for key in comparison.keys if key != over)
+    for (place,), (label, lines) in zip(rows, panels.items(), strict=True):
+        _draw(place, lines, known, stops)
+        place.set_xlabel(_about_axis(comparison, over, lines))
+        place.set_ylabel(label)
+        place.set_title(_title(comparison), fontsize=10, loc="left")
+    names = plain_keys(comparison.keys)
+    first = ", ".join(name for key, name in names.items() if key not in over)
     rows[0, 0].legend(frameon=False, fontsize=9, title=first or None)
     try:
         figure.savefig(path, dpi=160)
@@ -63,11 +68,11 @@ def comparison_figure(comparison: Comparison, path: Path) -> None:
         plt.close(figure)
 
 
-def _panels(comparison: Comparison, over: str) -> dict[str, dict[_Line, list[_Point]]]:
+def _panels(comparison: Comparison, over: _Keys) -> dict[str, dict[_Line, list[_Point]]]:
     """The lines of each picture by what its axis shows: the figure, and the rounds to a target."""
-    name = comparison.metric
-    shown = f"test {name if name == 'accuracy' else name.upper()}"
-    panels = {shown: _lines(comparison, over, lambda row: Spread(row.values))}
+    panels = {
+        plain_metric(comparison.metric): _lines(comparison, over, lambda row: Spread(row.values))
+    }
     if comparison.target is not None:
         reached = _lines(comparison, over, lambda row: row.reached.get("round"))
         panels[f"rounds to {comparison.target}, where it was reached"] = reached
@@ -75,9 +80,9 @@ def _panels(comparison: Comparison, over: str) -> dict[str, dict[_Line, list[_Po
 
 
 def _lines(
-    comparison: Comparison, over: str, spread_of: Callable[[Row], Spread | None]
+    comparison: Comparison, over: _Keys, spread_of: Callable[[Row], Spread | None]
 ) -> dict[_Line, list[_Point]]:
-    """The points by everything but the key along the axis; no line joins two kinds of privacy, or
+    """The points by everything but the keys along the axis; no line joins two kinds of privacy, or
     the privacy of records with that of clients."""
     lines: dict[_Line, list[_Point]] = {}
     for row in comparison:
@@ -85,8 +90,8 @@ def _lines(
             continue
         if (spread := spread_of(row)) is None:
             continue
-        name = ", ".join(said(value) for key, value in row.settings.items() if key != over)
-        point = (row.settings[over], spread.mean, spread.sd or 0.0)
+        name = ", ".join(said(value) for key, value in row.settings.items() if key not in over)
+        point = (_stop(row, over), spread.mean, spread.sd or 0.0)
         unit = None if row.privacy.kind == "none" else row.privacy.unit
         lines.setdefault((name, row.privacy.kind, unit), []).append(point)
     return lines
@@ -125,15 +130,25 @@ def _units(lines: Mapping[_Line, Sequence[_Point]]) -> set[Unit]:
     return {unit for _, _, unit in lines if unit is not None}
 
 
-def _about_axis(over: str, lines: Mapping[_Line, Sequence[_Point]]) -> str:
-    """The key along the axis, and what is to be known of an epsilon there."""
+def _stop(row: Row, over: _Keys) -> Any:
+    """Where a row is along the axis: a value, or those that go together."""
+    values = tuple(row.settings[key] for key in over)
+    return values[0] if len(values) == 1 else values
+
+
+def _about_axis(
+    comparison: Comparison, over: _Keys, lines: Mapping[_Line, Sequence[_Point]]
+) -> str:
+    """The keys along the axis in plain words, and what is to be known of an epsilon there."""
     remarks = []
-    if over == "privacy.epsilon" and any(kind == "nominal" for _, kind, _ in lines):
+    if "privacy.epsilon" in over and any(kind == "nominal" for _, kind, _ in lines):
         remarks.append("of dashed lines: nominal, not a guarantee")
-    if over == "privacy.epsilon" and len(_units(lines)) > 1:
+    if "privacy.epsilon" in over and len(_units(lines)) > 1:
         whose = " and ".join(WHOSE[own] for own in WHOSE if own in _units(lines))
         remarks.append(f"for {whose}: these cannot be compared")
-    return f"{over} ({'; '.join(remarks)})" if remarks else over
+    names = plain_keys(comparison.keys)
+    said_ = " and ".join(names[key] for key in over)
+    return f"{said_} ({'; '.join(remarks)})" if remarks else said_
 
 
 def _label(name: str, kind: Kind, unit: Unit | None) -> str:
@@ -173,4 +188,10 @@ def _axis(axes: Any, stops: Sequence[Any], places: Sequence[float]) -> None:
     if _numeric(stops) and min(stops) > 0 and max(stops) / min(stops) >= _WIDE:
         axes.set_xscale("log")
         axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xticks(list(places), [said(stop).replace("$", r"\$") for stop in stops])
+    axes.set_xticks(list(places), [_tick(stop) for stop in stops])
+
+
+def _tick(stop: Any) -> str:
+    """A value, or those that go together, one below the other."""
+    values = stop if isinstance(stop, tuple) else (stop,)
+    return "\n".join(said(value) for value in values).replace("$", r"\$")

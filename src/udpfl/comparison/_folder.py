@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from udpfl.comparison.grid import said, short
+from udpfl.comparison.axes import said, short
 from udpfl.config import Config, PrivacyConfig, load
 from udpfl.config.models import SECTIONS
 from udpfl.errors import InvalidInput

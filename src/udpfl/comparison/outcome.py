@@ -11,19 +11,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from udpfl.accounting.statement import PrivacyStatement, largest
-from udpfl.comparison._spread import Spread, plain
 from udpfl.errors import InvalidInput
 from udpfl.harmonizer import Matched
+from udpfl.report.read import RunRecord
 from udpfl.report.selection import RunSelection
-from udpfl.report.verification import check_run
-from udpfl.runs.files import RunFiles, read_summary
+from udpfl.report.spread import Spread, plain
 from udpfl.runs.targets import Reached, Target
 
 _FOREMOST = ("rmse", "accuracy")
 _FIGURES = ("accuracy", "rmse", "mae", "mse", "loss")
+
+
+TableFormat = Literal["latex", "csv", "markdown"]
+"""Of a table to paste elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,12 @@ class Row:
         """To what the noise was matched in the costliest of the runs, if it was."""
         return _costliest(run.matched for run in self.done)
 
+    def __repr__(self) -> str:
+        settings = ", ".join(f"{key}={value}" for key, value in self.settings.items())
+        spread = "" if self.sd is None else f" ± {self.sd:.4f}"
+        result = "no result" if self.mean is None else f"{self.metric} {self.mean:.4f}{spread}"
+        return f"<Row {settings or 'without a key'}: {result}, {self.privacy or 'failed'}>"
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         privacy, matched = self.privacy, self.matched
@@ -173,6 +182,8 @@ class Comparison(Sequence[Row]):
     """What choosing a run by its result leaves out; None where there is nothing to choose from."""
     target: Target | None = None
     """The figure whose rounds, bytes and seconds are compared as well; None without one."""
+    axes: tuple[tuple[str, ...], ...] = ()
+    """The varied keys by axis of the grid: those that go together are on one."""
 
     @property
     def metric(self) -> str:
@@ -198,8 +209,34 @@ class Comparison(Sequence[Row]):
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
 
-    def table(self, width: int = 120) -> str:
-        """The rows as text, with what is to be known of their privacy."""
+    def __repr__(self) -> str:
+        found = [row.mean for row in self.rows if row.mean is not None]
+        between = f", {self.metric} {min(found):.4f} to {max(found):.4f}" if found else ""
+        failed = sum(len(row.failed) for row in self.rows)
+        lost = f", {failed} failed" if failed else ""
+        counts = f"{_counted(len(self.rows), 'setting')}, {_counted(len(self.seeds), 'seed')}"
+        return f"<Comparison: {counts}{between}{lost}, in {str(self.folder)!r}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the table, and what its numbers mean."""
+        from udpfl.comparison._notebook import notebook_table
+
+        return notebook_table(self)
+
+    def table(self, width: int = 120, format: TableFormat | Literal["text"] = "text") -> str:
+        """The rows as text, with what is to be known of their privacy; or to paste elsewhere.
+
+        Args:
+            width: Of the text, in characters; other formats have none.
+            format: "text", "latex", "markdown" or "csv".
+
+        Raises:
+            InvalidInput: There is no such format.
+        """
+        if format != "text":
+            from udpfl.comparison.formats import formatted
+
+            return formatted(self, format)
         from rich.console import Console
 
         from udpfl.comparison.table import show
@@ -220,6 +257,7 @@ class Comparison(Sequence[Row]):
             "metric": self.metric,
             "target": self.target and self.target.to_dict(),
             "keys": list(self.keys),
+            "axes": [list(keys) for keys in self.axes],
             "seeds": list(self.seeds),
             "rows": [row.to_dict() for row in self.rows],
             "folder": str(self.folder),
@@ -231,19 +269,18 @@ class Comparison(Sequence[Row]):
         }
 
 
-def read_outcome(seed: int, folder: Path, target: Target | None = None) -> SeedRun:
-    """What a finished run folder says, unless its ledger contradicts it.
+def outcome_of(seed: int, run: RunRecord, target: Target | None = None) -> SeedRun:
+    """What a finished run says, unless its ledger contradicts it.
 
     A run that ended early is no basis for a mean. The target is that of the comparison: what it
     took to reach it is read off the rounds, whatever target the run was trained with.
     """
-    summary = read_summary(folder, "out")
+    folder, summary = run.path, run.summary
     if summary is None:
         raise InvalidInput("out", f"{str(folder)!r} has no summary: its run has not ended")
-    files = RunFiles.read(folder)
-    checked = check_run(files, files.identity.privacy.kind == "nominal")
-    if checked.state == "contradicted":
-        return SeedRun(seed, folder, failed=f"its ledger contradicts it: {checked.reasons[0]}")
+    if run.contradicted:
+        reason = run.verification.reasons[0]
+        return SeedRun(seed, folder, failed=f"its ledger contradicts it: {reason}")
     figures = {name: value for name in _FIGURES if (value := summary.figure(name)) is not None}
     metric = next((name for name in _FOREMOST if name in figures), None)
     if metric is None:
@@ -259,11 +296,15 @@ def read_outcome(seed: int, folder: Path, target: Target | None = None) -> SeedR
         summary.privacy,
         summary.seconds,
         figures=figures,
-        reached=None if target is None else target.first_reached(files.metrics),
-        matched=_costliest(client.matched for client in files.clients if is_claimed),
+        reached=None if target is None else target.first_reached(run.metrics),
+        matched=_costliest(client.matched for client in run.clients if is_claimed),
     )
 
 
 def _costliest(matched: Iterable[Matched | None]) -> Matched | None:
     known = (own for own in matched if own is not None)
     return max(known, key=lambda own: own.own.epsilon, default=None)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

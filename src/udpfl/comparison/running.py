@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from udpfl.comparison._folder import ComparisonFolder, comparison_folder, default_folder
+from udpfl.comparison._grid import Cell, Grid, grid_of
 from udpfl.comparison._jobs import Job, Progress, Tell
-from udpfl.comparison.grid import Cell, Grid, grid_of, said, short
-from udpfl.comparison.outcome import Comparison, Row, SeedRun, read_outcome
+from udpfl.comparison._words import plain_keys, plain_settings
+from udpfl.comparison.axes import Pairs, said
+from udpfl.comparison.outcome import Comparison, Row, SeedRun, outcome_of
 from udpfl.config import Config, load
 from udpfl.errors import InvalidInput
-from udpfl.report import RunSelection, selection_of, write_comparison, write_report
+from udpfl.report import RunRecord, RunSelection, Setting, selection_of, write_comparison
 from udpfl.report.read import read_runs
+from udpfl.report.settings import told_apart
 from udpfl.runs.targets import Target
 
 log = logging.getLogger(__name__)
@@ -39,13 +42,14 @@ def compare(
     config: Config | Mapping[str, Any] | str | Path | None = None,
     *,
     vary: Mapping[str, Sequence[Any]] | None = None,
+    pair: Pairs = (),
     seeds: int | Sequence[int] = 3,
     out: str | Path | None = None,
     jobs: int = 1,
     tell: Tell | None = None,
     **sections: Any,
 ) -> Comparison:
-    """Run every combination of the values in `vary` with every seed, and put them side by side.
+    """Run every combination of the values with every seed, and put them side by side.
 
     The same call again, or one with a larger grid over the same base, reads what is finished, goes
     on with what was interrupted and tries again what failed.
@@ -56,6 +60,8 @@ def compare(
     Args:
         config: The base of all runs, as for `udpfl.run`.
         vary: Lists of values by key, or by the last part of a key where only one ends like it.
+        pair: Keys whose values go together, one by one, as a dictionary of lists of the same
+            length, or several such dictionaries: one axis of the grid each.
         seeds: A number of seeds, counted from 0, or the seeds.
         out: The folder of the comparison; named after the settings if left out.
         jobs: Processes that share the work.
@@ -81,20 +87,38 @@ def compare(
     """
     base = load(config, sections)
     _require_jobs(jobs)
-    grid, target = grid_of(base, vary or {}, seeds), Target.of(base)
+    grid, target = grid_of(base, vary or {}, seeds, pair), Target.of(base)
     path = Path(out or base.out or default_folder(base, grid.keys))
     with comparison_folder(path, base, grid.keys) as folder:
-        placed = _place(folder, grid)
-        everything = list({job.folder: job for job in placed.values()}.values())
-        waiting = [job for job in everything if not job.finished]
-        found, begun = len(everything) - len(waiting), [job for job in waiting if job.begun]
-        progress = Progress(tell or (lambda *_: None), len(everything), found)
-        _train_waiting(path, everything, waiting, jobs, progress)
-        rows = _rows(grid, placed, progress.failed, target)
-        selection = _selection(folder, everything)
-        _report(folder, [job.folder for job in everything if job.finished], rows, selection)
+        return _compared(folder, grid, jobs, tell, target)
+
+
+def _compared(
+    folder: ComparisonFolder, grid: Grid, jobs: int, tell: Tell | None, target: Target | None
+) -> Comparison:
+    """Train what is missing, then read every run once."""
+    placed = _place(folder, grid)
+    everything = list({job.folder: job for job in placed.values()}.values())
+    waiting = [job for job in everything if not job.finished]
+    found, begun = len(everything) - len(waiting), [job for job in waiting if job.begun]
+    progress = Progress(tell or (lambda *_: None), len(everything), found)
+    _train_waiting(folder.path, everything, waiting, jobs, progress)
+    records = {run.path: run for run in read_runs(folder.begun)}
     trained, resumed = (sum(job.finished for job in jobs) for jobs in (waiting, begun))
-    return Comparison(rows, grid.keys, grid.seeds, path, trained, resumed, found, selection, target)
+    result = Comparison(
+        _rows(grid, placed, records, progress.failed, target),
+        grid.keys,
+        grid.seeds,
+        folder.path,
+        trained,
+        resumed,
+        found,
+        _selection(folder, everything, list(records.values())),
+        target,
+        grid.axes,
+    )
+    _report(folder, result, records)
+    return result
 
 
 def _require_jobs(jobs: int) -> None:
@@ -139,64 +163,62 @@ def _train_all(waiting: Sequence[Job], jobs: int, progress: Progress) -> None:
 def _rows(
     grid: Grid,
     placed: Mapping[tuple[int, int], Job],
+    records: Mapping[Path, RunRecord],
     failed: Mapping[Path, str],
     target: Target | None,
 ) -> tuple[Row, ...]:
+    def outcome(cell: Cell, seed: int, job: Job | None) -> SeedRun:
+        if job is None:
+            return SeedRun(seed, None, failed=str(cell.refused))
+        if job.finished:
+            return outcome_of(seed, records[job.folder], target)
+        return SeedRun(seed, job.folder, failed=failed.get(job.folder, "not finished"))
+
     return tuple(
-        _row(cell, {seed: placed.get((number, seed)) for seed in grid.seeds}, failed, target)
+        Row(
+            cell.settings,
+            tuple(outcome(cell, seed, placed.get((number, seed))) for seed in grid.seeds),
+        )
         for number, cell in enumerate(grid.cells)
     )
 
 
-def _row(
-    cell: Cell,
-    placed: Mapping[int, Job | None],
-    failed: Mapping[Path, str],
-    target: Target | None,
-) -> Row:
-    runs = []
-    for seed, job in placed.items():
-        if job is None:
-            runs.append(SeedRun(seed, None, failed=str(cell.refused)))
-        elif job.finished:
-            runs.append(read_outcome(seed, job.folder, target))
-        else:
-            runs.append(SeedRun(seed, job.folder, failed=failed.get(job.folder, "not finished")))
-    return Row(cell.settings, tuple(runs))
-
-
-def _selection(folder: ComparisonFolder, asked: Sequence[Job]) -> RunSelection | None:
+def _selection(
+    folder: ComparisonFolder, asked: Sequence[Job], records: Sequence[RunRecord]
+) -> RunSelection | None:
     """Of all runs that were ever begun in the folder: who chooses may have seen them all."""
-    begun = folder.begun
-    earlier = len({path.name for path in begun} - {job.folder.name for job in asked})
-    return selection_of(read_runs(begun), fixed=folder.fixed, earlier=earlier)
+    earlier = len({run.path.name for run in records} - {job.folder.name for job in asked})
+    return selection_of(records, fixed=folder.fixed, earlier=earlier)
 
 
-def _failed(rows: Sequence[Row]) -> dict[str, str]:
-    """Why there is no finished run, by the name of its folder or of the cell."""
-    found: dict[str, str] = {}
-    for row in rows:
-        cell = ",".join(f"{short(key)}={said(value)}" for key, value in row.settings.items())
-        for run in row.runs:
-            if run.failed is not None:
-                found.setdefault(run.folder.name if run.folder else cell, run.failed)
-    return found
+def _settings(result: Comparison, records: Mapping[Path, RunRecord]) -> list[Setting]:
+    """The rows as the page shows them, with every run that has come to an end, be it early."""
+    plain = plain_keys(result.keys)
+    names = told_apart([plain_settings(row.settings, plain) for row in result])
+    return [
+        Setting(
+            name,
+            {plain[key]: said(value) for key, value in row.settings.items()},
+            tuple(
+                own
+                for run in row.runs
+                if run.folder and (own := records.get(run.folder)) and own.finished
+            ),
+            row.failed,
+        )
+        for name, row in zip(names, result, strict=True)
+    ]
 
 
 def _report(
-    folder: ComparisonFolder,
-    finished: Sequence[Path],
-    rows: Sequence[Row],
-    selection: RunSelection | None,
+    folder: ComparisonFolder, result: Comparison, records: Mapping[Path, RunRecord]
 ) -> None:
-    if not finished:
+    settings = _settings(result, records)
+    if not any(own.runs for own in settings):
         return
-    shown = {path.name for path in finished}  # with one that ended early
-    failed = {name: why for name, why in _failed(rows).items() if name not in shown}
     try:
-        if len(finished) == 1 and selection is None and not failed:
-            write_report(finished, folder.report)
-        else:
-            write_comparison(read_runs(finished), folder.report, selection, failed)
+        write_comparison(
+            settings, folder.report, result.selection, varied=result.keys, goal=result.target
+        )
     except Exception as error:  # whatever is wrong with the page, the runs are safe on disk
         log.warning("compare.html was not written (%s); `udpfl report` writes it again", error)

@@ -7,7 +7,7 @@ one record and others a whole client, a column says which.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from rich.box import SIMPLE_HEAD
@@ -18,9 +18,9 @@ from rich.table import Table
 
 from udpfl.accounting.events import Unit
 from udpfl.accounting.statement import Kind, PrivacyStatement, shown
-from udpfl.comparison._spread import Spread
-from udpfl.comparison.grid import said, short
+from udpfl.comparison.axes import said, short
 from udpfl.comparison.outcome import Comparison, Row
+from udpfl.report.spread import Spread
 from udpfl.report.words import UNITS
 
 _KINDS: dict[Kind, str] = {
@@ -38,14 +38,14 @@ _RELATIONS = {"add-remove": "added or removed", "replace-one": "replaced"}
 
 def show(comparison: Comparison, console: Console) -> None:
     """Print the table, and below it what its numbers mean and whom they protect."""
-    reasons = _reasons(comparison)
+    reasons = reasons_of(comparison)
     table = _table(comparison, reasons, stacked=False)
     if _width(table, console) > console.width:
         table = _table(comparison, reasons, stacked=True)
     # Rather too wide than cut off: half a number would be another number.
     table.width = _width(table, console)
     console.print(table, highlight=False, crop=False, soft_wrap=True)
-    for remark in _remarks(comparison):
+    for remark in remarks(comparison):
         console.print(remark, highlight=False)
     for reason, number in reasons.items():
         console.print(f"[red]failed ({number})[/]: {escape(reason)}", highlight=False)
@@ -57,7 +57,7 @@ def _width(table: Table, console: Console) -> int:
 
 
 @dataclass(frozen=True)
-class _Column:
+class Column:
     """What a column is called, and its text for each cell of the grid."""
 
     head: str
@@ -69,12 +69,8 @@ class _Column:
 def _table(comparison: Comparison, reasons: dict[str, int], stacked: bool) -> Table:
     """One line for each cell, or two where the range stands below the mean."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    columns = [
-        *(_Column(escape(short(key)), _setting(key)) for key in comparison.keys),
-        *_quality(comparison, stacked),
-        *_to_target(comparison),
-        *_privacy(comparison, reasons, stacked),
-    ]
+    names = {key: short(key) for key in comparison.keys}
+    columns = columns_of(comparison, reasons, names, stacked)
     for column in columns:
         justify: JustifyMethod = "right" if column.is_number else "left"
         table.add_column(column.head, justify=justify, style=column.style)
@@ -83,38 +79,53 @@ def _table(comparison: Comparison, reasons: dict[str, int], stacked: bool) -> Ta
     return table
 
 
+def columns_of(
+    comparison: Comparison,
+    reasons: dict[str, int],
+    names: Mapping[str, str],
+    stacked: bool = False,
+) -> list[Column]:
+    """All columns, with the keys under these names; texts are markup of rich."""
+    return [
+        *(Column(escape(names[key]), _setting(key)) for key in comparison.keys),
+        *_quality(comparison, stacked),
+        *_to_target(comparison),
+        *_privacy(comparison, reasons, stacked),
+    ]
+
+
 def _setting(key: str) -> Callable[[Row], str]:
     return lambda row: escape(said(row.settings[key]))
 
 
-def _quality(comparison: Comparison, stacked: bool) -> Iterator[_Column]:
+def _quality(comparison: Comparison, stacked: bool) -> Iterator[Column]:
     """The foremost figure with its range, the other errors, and how many seeds there are."""
     named = len({row.metric for row in comparison if row.metric}) > 1
     head = f"{comparison.metric or 'result'} ± sd"
     if stacked:
-        yield _Column(head, lambda row: "\n".join(_figures(row, named)).strip(), True)
+        yield Column(head, lambda row: "\n".join(_figures(row, named)).strip(), True)
     else:
-        yield _Column(head, lambda row: _figures(row, named)[0], True)
-        yield _Column("min..max", lambda row: _figures(row, named)[1], True)
+        yield Column(head, lambda row: _figures(row, named)[0], True)
+        yield Column("min..max", lambda row: _figures(row, named)[1], True)
     for name in ("mae", "mse"):
         if any(name in row.figures for row in comparison):
-            yield _Column(f"{name} ± sd", _spread_of(name), True)
+            yield Column(f"{name} ± sd", _spread_of(name), True)
     if not comparison.complete:
-        yield _Column("seeds", lambda row: f"{len(row.done)} of {len(row.runs)}", True)
+        yield Column("seeds", lambda row: f"{len(row.done)} of {len(row.runs)}", True)
 
 
 def _spread_of(name: str) -> Callable[[Row], str]:
     return lambda row: _with_sd(row.figures.get(name), "{:.4f}")
 
 
-def _to_target(comparison: Comparison) -> Iterator[_Column]:
+def _to_target(comparison: Comparison) -> Iterator[Column]:
     """What it took to reach the target, over the seeds that did."""
     if comparison.target is None:
         return
-    yield _Column(f"rounds to {comparison.target}", _rounds, True)
-    yield _Column("MB up", lambda row: _mean(row, "bytes_up", 1e6), True)
-    yield _Column("MB down", lambda row: _mean(row, "bytes_down", 1e6), True)
-    yield _Column("seconds", lambda row: _mean(row, "seconds", 1.0), True)
+    yield Column(f"rounds to {comparison.target}", _rounds, True)
+    yield Column("MB up", lambda row: _mean(row, "bytes_up", 1e6), True)
+    yield Column("MB down", lambda row: _mean(row, "bytes_down", 1e6), True)
+    yield Column("seconds", lambda row: _mean(row, "seconds", 1.0), True)
 
 
 def _rounds(row: Row) -> str:
@@ -144,19 +155,19 @@ def _reference(row: Row) -> str:
     return f"{own.reference:.4g} (ε {shown(own.other.epsilon)})"
 
 
-def _privacy(comparison: Comparison, reasons: dict[str, int], stacked: bool) -> Iterator[_Column]:
+def _privacy(comparison: Comparison, reasons: dict[str, int], stacked: bool) -> Iterator[Column]:
     """Columns that would say nothing, or the same in every row, are left out."""
     bounds = _bounds(comparison)
-    yield _Column("ε", lambda row: _guaranteed(row.privacy))
+    yield Column("ε", lambda row: _guaranteed(row.privacy))
     if len({statement.delta for statement in bounds}) > 1:
-        yield _Column("δ", lambda row: f"{own.delta:g}" if (own := _bound(row.privacy)) else "")
+        yield Column("δ", lambda row: f"{own.delta:g}" if (own := _bound(row.privacy)) else "")
     has_column = "privacy.unit" in comparison.keys
     if len({statement.unit for statement in bounds}) > 1 and not has_column:
-        yield _Column("unit", lambda row: own.unit if (own := _bound(row.privacy)) else "")
+        yield Column("unit", lambda row: own.unit if (own := _bound(row.privacy)) else "")
     if any(statement.kind == "nominal" for statement in bounds):
-        yield _Column("nominal ε", lambda row: _nominal(row.privacy), style="yellow")
+        yield Column("nominal ε", lambda row: _nominal(row.privacy), style="yellow")
     if any(row.matched for row in comparison):
-        yield _Column("matched to", _reference)
+        yield Column("matched to", _reference)
 
     def kind(row: Row) -> str:
         labels = [_KINDS[row.privacy.kind]] if row.privacy else []
@@ -164,10 +175,10 @@ def _privacy(comparison: Comparison, reasons: dict[str, int], stacked: bool) -> 
         labels += [f"[red]failed ({number})[/]" for number in numbers]
         return "\n".join(labels).replace(": ", ":\n") if stacked else " ".join(labels)
 
-    yield _Column("privacy", kind)
+    yield Column("privacy", kind)
 
 
-def _reasons(comparison: Comparison) -> dict[str, int]:
+def reasons_of(comparison: Comparison) -> dict[str, int]:
     """Why runs failed, each reason once, with the number that stands for it in the table."""
     every = dict.fromkeys(reason for row in comparison for reason in row.failed.values())
     return {reason: number for number, reason in enumerate(every, 1)}
@@ -202,7 +213,8 @@ def _bounds(comparison: Comparison) -> list[PrivacyStatement]:
     return [statement for row in comparison if (statement := _bound(row.privacy))]
 
 
-def _remarks(comparison: Comparison) -> Iterator[str]:
+def remarks(comparison: Comparison) -> Iterator[str]:
+    """What the numbers mean and whom they protect, as markup of rich."""
     seeds = ", ".join(map(str, comparison.seeds))
     if len(comparison.seeds) > 1:
         yield f"Mean, sample standard deviation (sd) and range over seeds {seeds}."

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from udpfl.errors import InvalidInput, UdpflError
-from udpfl.report.page import comparison_page, run_page
+from udpfl.report.page import run_page
 from udpfl.report.read import RunRecord, read_run, read_runs
 from udpfl.report.selection import RunSelection, selection_of
+from udpfl.report.settings import Setting
+from udpfl.report.side_by_side import comparison_page, settings_page
+from udpfl.report.verification import Verification
+from udpfl.runs.targets import Target
 
 __all__ = [
     "RunRecord",
     "RunSelection",
+    "Setting",
+    "Verification",
     "comparison_page",
     "read_run",
     "run_page",
     "selection_of",
+    "settings_page",
     "write_comparison",
     "write_report",
 ]
@@ -53,24 +60,26 @@ def write_report(folders: Sequence[Path], target: Path) -> list[RunRecord]:
     if len(runs) == 1:
         _write(run_page(runs[0]), target)
     else:
-        _write(comparison_page(runs), target)
+        _write(comparison_page(runs, target.parent), target)
     return runs
 
 
 def write_comparison(
-    runs: Sequence[RunRecord],
+    settings: Sequence[Setting],
     target: Path,
     selection: RunSelection | None,
-    failed: Mapping[str, str],
+    *,
+    varied: Collection[str] = (),
+    goal: Target | None = None,
 ) -> None:
-    """The page of the runs of a grid, with those that failed; appears whole or not, too.
+    """The page of the settings of a grid; appears whole or not, too.
 
     Args:
-        runs: What `read_run` returned for each run, at least one.
+        settings: Each with its runs, and why others failed.
         target: The HTML file to write.
-        selection: What a choice among them leaves out, where there are more than these to choose
-            from.
-        failed: Why other runs failed, by their names.
+        selection: What a choice among the runs leaves out; None where there is nothing to choose.
+        varied: The keys of the grid, in full.
+        goal: The figure whose rounds are compared as well.
 
     Raises:
         UdpflError: The file cannot be written.
@@ -79,12 +88,14 @@ def write_comparison(
         >>> import numpy as np
         >>> import udpfl
         >>> from pathlib import Path
-        >>> from udpfl.report import read_run, write_comparison
+        >>> from udpfl.report import Setting, read_run, write_comparison
         >>> own = {"data": (np.eye(20), np.arange(20) % 2), "model": "logistic", "threads": 1}
         >>> done = udpfl.run({"data": {"clients": 2}, "training": {"rounds": 1}}, **own)
-        >>> write_comparison([read_run(done.folder)], Path("page.html"), None, {"other": "no data"})
+        >>> setting = Setting("clip 1", {"clip": "1"}, (read_run(done.folder),), {1: "no data"})
+        >>> write_comparison([setting], Path("page.html"), None)
     """
-    _write(comparison_page(runs, selection, failed), target)
+    page = settings_page(settings, selection, varied=varied, goal=goal, folder=target.parent)
+    _write(page, target)
 
 
 def _write(page: str, target: Path) -> None:

@@ -19,19 +19,20 @@ from udpfl.report.charts import (
     signal_note,
 )
 from udpfl.report.read import RunRecord
+from udpfl.report.settings import told_apart
 from udpfl.report.words import UNITS, WHOSE, no_number, small, trusts_server
 
 _COLOURS = 8
 _LEFT_OUT = "nominal runs are left out"
-_OTHER_KIND = (
+OTHER_KIND = (
     "The ε of a nominal run is of another kind: the first table shows it, together with the ε that "
     "is guaranteed."
 )
-_OTHER_UNIT = (
+OTHER_UNIT = (
     "Numbers ε for different units (a record, a person, a whole client) cannot be compared: each "
-    "unit has its own chart."
+    "unit has its own axis."
 )
-_OTHER_DELTA = (
+OTHER_DELTA = (
     "The runs have different δ: of two runs with the same ε, the one with the smaller δ has the "
     "stronger guarantee."
 )
@@ -45,17 +46,6 @@ _COLUMNS = {
     "signal": ("simulation_only", "signal_to_noise"),
     "clip": ("simulation_only", "clip_fraction"),
 }
-
-
-def unique_names(runs: Sequence[RunRecord]) -> list[str]:
-    """Folder names, told apart by a number where two are the same."""
-    names: list[str] = []
-    for run in runs:
-        name, number = run.name, 2
-        while name in names:
-            name, number = f"{run.name} ({number})", number + 1
-        names.append(name)
-    return names
 
 
 def units_of(runs: Sequence[RunRecord]) -> list[Unit]:
@@ -138,14 +128,14 @@ def _axis(runs: Sequence[RunRecord], unit: Unit) -> _Axis:
         f"{label[:-1]}, δ = {small(run.statement.delta)})" if len(deltas) > 1 else label
         for run, label in zip(runs, _labels(runs), strict=True)
     ]
-    notes = [_OTHER_KIND] * left_out + [_OTHER_DELTA] * (len(deltas) > 1)
+    notes = [OTHER_KIND] * left_out + [OTHER_DELTA] * (len(deltas) > 1)
     return _Axis(
         kind=kind,
         name=said if plain else f"{said} for {UNITS[unit]}",
         of="" if plain else f", {WHOSE[unit]}",
         suffix=f"-{unit}" if several else "",
         warning=NOMINAL if kind == "nominal" else _LEFT_OUT if left_out else "",
-        note=" ".join([*notes, *([_OTHER_UNIT] if several else [])]),
+        note=" ".join([*notes, *([OTHER_UNIT] if several else [])]),
         labels=[
             label if run.kind == kind and run.unit == unit else ""
             for run, label in zip(runs, labels, strict=True)
@@ -172,15 +162,18 @@ def _spent(like: Chart, runs: Sequence[RunRecord], unit: Unit) -> Chart:
 
 def _labels(runs: Sequence[RunRecord]) -> list[str]:
     """Name and kind of every run, and whose privacy it is where that is not always a record's."""
-    kinds = {"guarantee": "guarantee", "nominal": NOMINAL, "none": "not private"}
     plain = units_of(runs) in ([], ["record"])
-    labels = []
-    for run, name in zip(runs, unique_names(runs), strict=True):
-        unit = "" if plain or run.kind == "none" else f", {WHOSE[run.unit]}"
-        unit += ", trusted server" if trusts_server(run.statement) else ""
-        kind = no_number(run) if run.unread or run.contradicted else kinds[run.kind]
-        labels.append(f"{name} ({kind}{unit})")
-    return labels
+    names = told_apart([run.name for run in runs])
+    return [f"{name} ({kind_of(run, plain)})" for run, name in zip(runs, names, strict=True)]
+
+
+def kind_of(run: RunRecord, plain: bool) -> str:
+    """The kind of privacy behind a line; `plain` where it is always about records."""
+    kinds = {"guarantee": "guarantee", "nominal": NOMINAL, "none": "not private"}
+    unit = "" if plain or run.kind == "none" else f", {WHOSE[run.unit]}"
+    unit += ", trusted server" if trusts_server(run.statement) else ""
+    kind = no_number(run) if run.unread or run.contradicted else kinds[run.kind]
+    return f"{kind}{unit}"
 
 
 def _trade(runs: Sequence[RunRecord], unit: Unit) -> Chart:

@@ -43,12 +43,16 @@ def figure(value: Any, percent: bool = False) -> str:
     return f"{100 * value:.1f} %" if percent else f"{value:.4f}"
 
 
-def privacy_badge(run: RunRecord) -> str:
-    """The kind of privacy in colour, pattern and words, and whether the ledger says the same."""
-    kind = f'<span class="badge {run.tone}">{text(label(run))}</span>'
+def privacy_badge(run: RunRecord, state: State | None = None) -> str:
+    """The kind of privacy in colour, pattern and words, and whether the ledger says the same.
+
+    A `state` is that of all runs for which this one speaks.
+    """
+    state = state or run.verification.state
+    tone = run.tone if state == "verified" or run.kind != "guarantee" else "unverified"
+    kind = f'<span class="badge {tone}">{text(label(run))}</span>'
     if run.kind == "none":  # claims nothing that could be verified
         return kind
-    state = run.verification.state
     return f'{kind} <span class="badge {_LOOKS[state]}">{state.capitalize()}</span>'
 
 

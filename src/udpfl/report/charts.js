@@ -81,13 +81,15 @@
         ? chart.bars.labels.map((_, i) => i)
         : [...new Set(chart.series.flatMap((s) => s.x))].sort((a, b) => a - b);
       this.whole = this.stops.every(Number.isInteger);
-      this.legend(figure.querySelector(".legend"));
-      this.table(figure.querySelector("details.data"));
+      const legend = figure.querySelector(".legend"), details = figure.querySelector("details.data");
+      if (legend) this.legend(legend);
+      if (details) this.table(details);
       new ResizeObserver(() => this.width !== this.measure() && this.draw()).observe(this.box);
       this.draw();
     }
 
     measure() { return Math.max(260, Math.round(this.box.clientWidth)); }
+    get height() { return this.chart.height || HEIGHT; }
     shown() { return this.chart.series.filter((s) => !this.hidden.has(s.name)); }
 
     legend(place) {
@@ -155,9 +157,9 @@
       const values = [
         ...lines.flatMap((s) => s.y), ...bands.flatMap((b) => [...b.low, ...b.high]),
         ...(chart.bars ? [...chart.bars.values, ...chart.bars.marks] : []),
-        ...chart.marks.map((mark) => mark[0]),
+        ...chart.marks.map((mark) => mark[0]), ...(chart.range || []),
       ].filter((value) => value !== null && (!chart.log || value > 0));
-      let low = chart.log ? Math.min(...values) : Math.min(0, ...values);
+      let low = chart.log || chart.free ? Math.min(...values) : Math.min(0, ...values);
       let high = Math.max(...values, chart.top || -Infinity);
       if (!values.length) [low, high] = chart.log ? [1, 10] : [0, 1];
       if (chart.log) {
@@ -166,10 +168,11 @@
         if (low === high) high *= 10;
       } else {
         if (high === low) high = low + 1;
-        const step = stepOf(low, high, 5);
+        const step = stepOf(low, high, chart.free ? 4 : 5);
         high = Math.ceil(high / step - 1e-9) * step;
+        if (chart.free) low = Math.floor(low / step + 1e-9) * step;
       }
-      const ends = chart.bars ? [0, this.stops.length] : [this.stops[0], this.stops.at(-1)];
+      const ends = chart.bars ? [0, this.stops.length] : [...(chart.ends || [this.stops[0], this.stops.at(-1)])];
       if (ends[0] === ends[1]) {  // a single stop stands in the middle
         const half = this.whole ? 0.5 : Math.abs(ends[0]) / 2;
         ends[0] -= half;
@@ -177,8 +180,8 @@
       }
       const f = chart.log ? Math.log10 : (v) => v;
       this.x = (v) => LEFT + (v - ends[0]) / (ends[1] - ends[0]) * (this.width - LEFT - RIGHT);
-      this.y = (v) => HEIGHT - BOTTOM
-        - (f(v) - f(low)) / (f(high) - f(low)) * (HEIGHT - TOP - BOTTOM);
+      this.y = (v) => this.height - BOTTOM
+        - (f(v) - f(low)) / (f(high) - f(low)) * (this.height - TOP - BOTTOM);
       return { low, high, ends, lines, bands };
     }
 
@@ -189,19 +192,19 @@
       const focused = this.root && this.root === document.activeElement;
       const root = this.root = document.createElementNS("http://www.w3.org/2000/svg", "svg");
       for (const [key, value] of Object.entries({
-        viewBox: `0 0 ${this.width} ${HEIGHT}`, tabindex: 0, role: "slider",
+        viewBox: `0 0 ${this.width} ${this.height}`, tabindex: 0, role: "slider",
         "aria-label": `${chart.title}. Arrow keys read the values.`,
         "aria-valuemin": 0, "aria-valuemax": Math.max(0, this.stops.length - 1),
         "aria-valuenow": this.at ?? Math.max(0, this.stops.length - 1),
         "aria-valuetext": "move to read values",
       })) root.setAttribute(key, value);
-      const floor = HEIGHT - BOTTOM;
+      const floor = this.height - BOTTOM;
       for (const v of chart.log ? decades(low, high) : ticks(low, high, 5)) {
         svg(root, "line", { x1: LEFT, x2: this.width - RIGHT, y1: this.y(v), y2: this.y(v), class: "grid" });
         svg(root, "text", { x: LEFT - 7, y: this.y(v) + 4, class: "tick end" }, tick(v, chart.format));
       }
-      svg(root, "text", { x: (LEFT + this.width - RIGHT) / 2, y: HEIGHT - 3, class: "axis" }, chart.x);
-      svg(root, "text", { x: 13, y: (TOP + floor) / 2, class: "axis",
+      if (!chart.bare) svg(root, "text", { x: (LEFT + this.width - RIGHT) / 2, y: this.height - 3, class: "axis" }, chart.x);
+      if (!chart.bare) svg(root, "text", { x: 13, y: (TOP + floor) / 2, class: "axis",
         transform: chart.y.length > 2 ? `rotate(-90 13 ${(TOP + floor) / 2})` : "" }, chart.y);
       const colour = chart.bars ? chart.bars.colour : bands[0]?.colour;
       this.hatch(root, `hatch-${this.chart.id}`, colour);
@@ -248,8 +251,9 @@
       }).join("");
     }
 
-    line(root, { x, y, colour, dash }) {
+    line(root, { x, y, colour, dash, silent }) {
       svg(root, "path", { d: this.path(x, y), class: `line ${colour}`, "stroke-dasharray": DASHES[dash] });
+      if (silent) return;
       const dots = x.length <= 3 ? x.map((_, i) => i) : [x.length - 1];
       for (const i of dots) if (y[i] !== null) {
         svg(root, "circle", { cx: this.x(x[i]), cy: this.y(y[i]), r: 3.5, class: `dot ${colour}` });
@@ -316,7 +320,7 @@
       this.cursor.replaceChildren();
       this.readout.textContent = "";
       if (at === null || !this.stops.length) return;
-      const floor = HEIGHT - BOTTOM;
+      const floor = this.height - BOTTOM;
       let words;
       if (chart.bars) {
         const { labels, values, marks, mark_name } = chart.bars;
@@ -326,14 +330,15 @@
       } else {
         const x = this.stops[at];
         svg(this.cursor, "line", { x1: this.x(x), x2: this.x(x), y1: TOP, y2: floor });
-        const parts = this.shown().map((s) => {
+        const parts = this.shown().filter((s) => !s.silent).map((s) => {
           let i = 0;
           s.x.forEach((v, k) => { if (Math.abs(v - x) < Math.abs(s.x[i] - x)) i = k; });
-          if (!chart.id.startsWith("trade") && s.x[i] !== x) return null;
+          if (!chart.nearest && s.x[i] !== x) return null;
           if (s.y[i] !== null && (!chart.log || s.y[i] > 0)) {
             svg(this.cursor, "circle", { cx: this.x(s.x[i]), cy: this.y(s.y[i]), r: 4.5, class: `dot ${s.colour}` });
           }
-          return `${s.name} ${said(s.y[i], chart.format)}`;
+          const sd = s.sd?.[i] ? ` ± ${said(s.sd[i], chart.format === "percent" ? "percent" : "")}` : "";
+          return `${s.name} ${said(s.y[i], chart.format)}${sd}`;
         }).filter(Boolean);
         words = `${chart.x} ${said(x)}: ${parts.join("; ")}`;
       }
@@ -342,6 +347,8 @@
       this.root.setAttribute("aria-valuetext", words);
     }
   }
+
+  window.udpfl = { Plot, svg, html, said, DASHES };  // for the page that compares
 
   document.querySelectorAll("figure[data-chart]").forEach((figure) => {
     const chart = charts.find((one) => one.id === figure.dataset.chart);

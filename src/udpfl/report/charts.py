@@ -93,11 +93,12 @@ class Chart:
         for part in (*plain["series"], *plain["bands"], plain["bars"] or {}):
             for key in ("x", "y", "low", "high", "values", "marks"):
                 if key in part:
-                    part[key] = [_six(value, up and key != "x") for value in part[key]]
+                    part[key] = [six_digits(value, up and key != "x") for value in part[key]]
         return plain
 
 
-def _six(value: float | None, up: bool) -> float | None:
+def six_digits(value: float | None, up: bool) -> float | None:
+    """Cut to six digits, or rounded up to six; None where it is not a finite number."""
     if value is None or not math.isfinite(value):
         return None
     if up:

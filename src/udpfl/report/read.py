@@ -13,6 +13,7 @@ from udpfl.accounting.events import Unit
 from udpfl.accounting.statement import Kind, PrivacyStatement, largest, shown
 from udpfl.config import Config, load
 from udpfl.errors import InvalidInput, UdpflError
+from udpfl.harmonizer import Matched
 from udpfl.report._protection import Clipped, clip_of, in_sentences, noise_of, what_is_clipped
 from udpfl.report._unfinished import spent_by_unfinished
 from udpfl.report.verification import Verification, check_run
@@ -41,6 +42,8 @@ class Client:
     statement: PrivacyStatement | None
     later: str | None = None
     """What the ledger was charged with after the run had ended, in words."""
+    matched: Matched | None = None
+    """To what its noise was matched, if it was."""
 
     @property
     def budget(self) -> Pair | None:
@@ -353,4 +356,5 @@ def _client(
         held=held,
         statement=statement,
         later=later,
+        matched=row.matched,
     )

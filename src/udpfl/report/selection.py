@@ -45,6 +45,8 @@ class Total:
     privacy: PrivacyStatement
     only: Unit | None = None
     """The unit of its runs, where others on the same records hide another one."""
+    below: str = ""
+    """Why it is less than what one of the runs states alone; empty where it is not."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -53,6 +55,7 @@ class Total:
             "runs": self.runs,
             "records": self.records,
             "privacy": self.privacy.to_dict(),
+            "below": self.below,
         }
 
 
@@ -76,6 +79,7 @@ class RunSelection:
         """What a reader has to know before choosing a run."""
         units = any(total.only for total in self.totals)
         parts = [_CHOSEN + ": " + "; ".join(map(self._said, self.totals))]
+        parts += [total.below for total in self.totals if total.below]
         if units:
             parts.append("There is no total for both units together")
         if self.earlier:
@@ -229,7 +233,35 @@ def _totals(group: Sequence[_Member]) -> Iterator[Total]:
         own = [member for member in group if member.run.unit == unit]
         if (privacy := _together(own)) is not None:
             only = unit if len(units) > 1 else None
-            yield Total(name, len(own), _sameness(own), privacy, only)
+            yield Total(name, len(own), _sameness(own), privacy, only, _below(own, privacy))
+
+
+def _below(members: Sequence[_Member], total: PrivacyStatement) -> str:
+    """Why a total is less than what one of its runs states alone; empty where it is not."""
+    if total.kind == "none":
+        return ""
+    costliest = max((member.run for member in members), key=lambda r: r.statement.vector_epsilon)
+    stated = costliest.statement
+    if not total.epsilon < stated.vector_epsilon * (1 - 1e-9):
+        return ""
+    reasons = []
+    if stated.delta < total.delta:
+        reasons.append(
+            f"it is at δ = {total.delta:g}, the largest of all runs, and that run at the smaller "
+            f"δ = {stated.delta:g}"
+        )
+    if stated.accountant != total.accountant:
+        reasons.append(
+            f"that run states the number of the {stated.accountant} accountant, and the total is "
+            f"by the tightest one that applies ({total.accountant})"
+        )
+    if costliest.shared_ledger:
+        reasons.append("the number of that run includes other runs that were charged before it")
+    why = "; ".join(reasons) or "all releases are accounted at once"
+    return (
+        f"This total is less than the ε = {shown(stated.vector_epsilon)} that "
+        f"{costliest.name} states alone: {why}. Both are upper bounds"
+    )
 
 
 def _sameness(members: Sequence[_Member]) -> Sameness:

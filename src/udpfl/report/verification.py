@@ -39,7 +39,9 @@ class Verification:
     """What came of the check, and why it is not better."""
 
     state: State
+    """"verified", "not verified" or "contradicted"."""
     reasons: tuple[str, ...] = ()
+    """Why it is not verified; empty where it is."""
     head: Head | None = None
     """The number and the hash of the ledger's last charge when the run ended, as the folder says.
     """
