@@ -59,7 +59,7 @@ def test_a_page_that_is_too_wide_or_asks_for_more_is_refused(browser, tmp_path):
     page = tmp_path / "wide.html"
     wide = '<div style="width: 500px">wide</div>'
     page.write_text(SOUND.replace("</main>", f"{wide}</main>"))
-    with pytest.raises(AssertionError, match="wide.html at 390 px, light: 5"):
+    with pytest.raises(AssertionError, match=r"wide\.html at 390 px, light: 5"):
         assert_readable(browser, page)
     page.write_text(SOUND.replace("</main>", '<img alt="" src="other.png"></main>'))
     with pytest.raises(AssertionError):
