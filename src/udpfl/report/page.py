@@ -18,7 +18,9 @@ from udpfl.accounting.statement import shown
 from udpfl.report import _sections
 from udpfl.report._client_table import clients
 from udpfl.report._comparison import comparison_charts, unique_names, units_of
+from udpfl.report._configuration import configuration
 from udpfl.report._sections import figure, privacy_badge, prose, text
+from udpfl.report._signing import on_paper, signature, summary
 from udpfl.report.charts import Chart, run_charts
 from udpfl.report.read import RunRecord
 from udpfl.report.selection import RunSelection, selection_of
@@ -46,14 +48,17 @@ def run_page(run: RunRecord) -> str:
     charts = run_charts(run)
     body = [
         _sections.header(run),
-        _sections.banner(run),
+        summary(run),
+        _sections.tiles(run),
         _charts([c for c in charts if c.id != "classes"]),
         _sections.references(run),
         _sections.confusion(run, "".join(_card(c) for c in charts if c.id == "classes")),
         _sections.privacy(run),
         clients(run),
-        _sections.configuration(run.config),
+        configuration(run.config),
+        on_paper(run),
         _sections.facts(run),
+        signature(run),
     ]
     return _document(f"{run.name}: run report", "".join(body), charts)
 
@@ -123,7 +128,8 @@ def _card(chart: Chart) -> str:
         f'<figure class="card" data-chart="{text(chart.id)}"><figcaption><h3>{text(chart.title)}'
         f'</h3>{warning}</figcaption><div class="plot"></div><output class="readout"></output>'
         f'<div class="legend"></div>{note}<details class="data"><summary>Table of these numbers'
-        '</summary><div class="scroll"></div></details></figure>'
+        f'</summary><div class="scroll" tabindex="0" role="group" aria-label="Table: '
+        f'{text(chart.title)}"></div></details></figure>'
     )
 
 
@@ -256,7 +262,7 @@ def _hash(source: str) -> str:
 
 
 def _document(title: str, body: str, charts: Sequence[Chart]) -> str:
-    style, script = _asset("style.css"), _asset("charts.js")
+    style, script = _asset("style.css") + _asset("print.css"), _asset("charts.js")
     policy = (
         f"default-src 'none'; style-src 'sha256-{_hash(style)}'; "
         f"script-src 'sha256-{_hash(script)}'; img-src data:; base-uri 'none'; form-action 'none'"
