@@ -17,6 +17,7 @@ from decimal import ROUND_FLOOR, Decimal
 from pathlib import Path
 from typing import Any
 
+from udpfl.accounting.described import counted
 from udpfl.accounting.statement import PrivacyStatement, shown
 from udpfl.audit._costs import bounds, least_by_filter, tractable
 from udpfl.audit._events import NO_CLAIM, Seen, flattened, read, same_text
@@ -54,7 +55,7 @@ class AccountAudit:
 
     def __str__(self) -> str:
         who = f"{self.client} (block {self.block})" if self.block else self.client
-        made = f"{who}: {_many(self.releases, 'release')}"
+        made = f"{who}: {counted(self.releases, 'release')}"
         if math.isinf(self.least) and math.isinf(self.stated):
             return f"{made}, no privacy claimed"
         return f"{made}, ε = {shown(self.stated)} stated at δ = {self.delta:g}; {self._second()}"
@@ -109,13 +110,9 @@ class LedgerAudit:
             return f"ledger: {len(self.problems)} {word}: {'; '.join(self.problems)}"
         clients = len({account.client for account in self.accounts})
         return (
-            f"ledger: {_many(self.charges, 'charge')} of {_many(clients, 'client')} "
+            f"ledger: {counted(self.charges, 'charge')} of {counted(clients, 'client')} "
             f"{'agrees' if self.charges == 1 else 'agree'} with a second computation"
         )
-
-
-def _many(number: int, word: str) -> str:
-    return f"{number} {word}" + ("" if number == 1 else "s")
 
 
 def _down(epsilon: float) -> str:
