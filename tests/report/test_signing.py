@@ -96,7 +96,7 @@ def test_the_digest_of_the_ledger_is_on_top_and_beside_the_signatures(ten):
 
 
 def test_the_latest_audit_is_shown_and_one_that_refuted_is_never_forgotten(folder):
-    assert "Audit None is kept with this run; udpfl audit run clinics" in said_of(folder)
+    assert "Audit None is kept with this run; udpfl audit run RUN tries" in said_of(folder)
     kept(folder, "The first one.")
     kept(folder, "The claim ε ≤ 4 was refuted: by an adversary.", refuted=True)
     kept(folder, FINE)
@@ -215,7 +215,7 @@ def test_what_is_left_out_on_paper_is_said(ten, runs):
     assert "Settings that differ from the defaults threads = 1; data.name = own;" in said
     record = read_run(runs["private"].folder)
     many = replace(record, clients=[record.clients[0]] * 13)
-    assert "13 clients: spent ε from " in visible(run_page(many))
+    assert "13 clients: spent ε " in visible(run_page(many))
     assert "The table of all is in report.html." not in said
 
 

@@ -58,7 +58,9 @@ def clients(run: RunRecord) -> str:
 def _in_short(run: RunRecord) -> str:
     """What stands for the table on paper where it would be too long."""
     spent = [c.statement.epsilon for c in run.clients if c.statement and c.statement.kind != "none"]
-    said = f": spent ε from {shown(min(spent))} to {shown(max(spent))}" if spent else ""
+    low, high = (shown(end(spent)) for end in (min, max)) if spent else ("", "")
+    kind = "nominal ε" if run.kind == "nominal" else "spent ε"
+    said = f": {kind} {low if low == high else f'from {low} to {high}'}" if spent else ""
     return f"{counted(len(run.clients), 'client')}{said}. The table of all is in report.html."
 
 

@@ -79,7 +79,7 @@ def audits(run: RunRecord) -> list[str]:
     if run.kind == "none":
         return []
     if not run.audits:
-        return [f"None is kept with this run; `udpfl audit run {run.name}` tries to refute it."]
+        return ["None is kept with this run; `udpfl audit run RUN` tries to refute its claim."]
     latest = run.audits[-1]
     refuting = [own for own in run.audits[:-1] if own.refuted]
     lines = [_said(run, own) for own in (*refuting, latest)]
