@@ -18,6 +18,12 @@ Progress = Callable[[str, int, int], None]
 class AuditResult(Sequence[Verdict]):
     """The verdicts of one audit, in their order, and the claim that they are about.
 
+    Args:
+        verdicts: In the order in which they were found.
+        epsilon: That is claimed of all releases together.
+        delta: That is claimed with it.
+        about: Whose claim it is, where that is not clear.
+
     Example:
         >>> import numpy as np
         >>> from udpfl import Gaussian

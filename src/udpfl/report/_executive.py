@@ -33,6 +33,8 @@ def _data(config: Config) -> str:
     if config.data.name == "own":
         return "data given in Python"
     path = config.data.options.get("path")
+    if isinstance(path, list | tuple):
+        return Path(str(path[0])).name if len(path) == 1 else f"{len(path)} files"
     return Path(path).name if isinstance(path, str) and path else config.data.name
 
 
