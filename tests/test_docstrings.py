@@ -71,6 +71,7 @@ WITHOUT_EXAMPLE = {
     "ShapeSearch": PROTOCOL,
     "Source": RESULT,
     "Tracker": "is not subclassed by a user: `TensorBoard` has an example",
+    "TrainedModel": RESULT,
     "Trainer": ASSEMBLED,
     "UdpflError": RAISED,
     "Unsupported": RAISED,

@@ -202,7 +202,6 @@ def test_rows_are_told_of_where_persons_are_not_named(table):
     ("changes", "match"),
     [
         ({"privacy": {"unit": "client"}}, "data.person: has no effect"),
-        ({"privacy": {"unit": "record"}}, "makes a person the unit"),
         ({"data": {"person": "patients"}}, "no column 'patients'; did you mean patient"),
     ],
 )

@@ -151,6 +151,10 @@ def test_a_model_given_in_python(tmp_path):
         trained.predict({"a": [1.0]})
 
 
+def test_the_model_is_in_evaluation_mode(table_run):
+    assert not udpfl.load(table_run).model.training
+
+
 def test_folders_without_a_model(tmp_path, table_run):
     import shutil
 

@@ -174,7 +174,8 @@ def connect(
         >>> from udpfl.analysis.between_runs import connect
         >>> rows = "".join(f"{age},{age % 2}\\n" for age in range(100))
         >>> _ = Path("ages.csv").write_text("age,ill\\n" + rows)
-        >>> data = {"name": "table", "options": {"path": "ages.csv", "target": "ill"}, "test": 0.5}
+        >>> data = {"name": "table", "test": 0.5}
+        >>> data["options"] = {"path": "ages.csv", "target": "ill", "scale": {"age": [0, 110]}}
         >>> base = {"data": data, "model": {"name": "logistic"}, "training": {"rounds": 1}}
         >>> first, second = (udpfl.run(base, threads=1, out=folder).folder for folder in "ab")
         >>> connect(first, second, points=3).line.places

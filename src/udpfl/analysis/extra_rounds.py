@@ -163,7 +163,8 @@ def network_curves(
         >>> from udpfl.analysis.extra_rounds import network_curves
         >>> from udpfl.config import load
         >>> _ = Path("ages.csv").write_text("age,ill\\n" + "20,0\\n70,1\\n" * 20)
-        >>> data = {"name": "table", "options": {"path": "ages.csv", "target": "ill"}}
+        >>> options = {"path": "ages.csv", "target": "ill", "scale": {"age": [0, 110]}}
+        >>> data = {"name": "table", "options": options}
         >>> base = {"data": data, "model": {"name": "logistic"}, "training": {"rounds": 1}}
         >>> [curve.name for curve in network_curves(load(base), [8])]
         ['clipped, without noise', 'ε = 8']

@@ -29,7 +29,7 @@ from udpfl.data import DataSet
 from udpfl.data.persons import NO_LABEL
 from udpfl.data.records import Indices
 from udpfl.engine import Loss
-from udpfl.federation._persons import apply_to_rows
+from udpfl.federation.persons import apply_to_rows
 from udpfl.federation.builders import prepare_records
 from udpfl.federation.observers import Observer
 from udpfl.federation.run import run

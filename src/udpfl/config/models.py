@@ -503,10 +503,12 @@ class Config(Section):
     @model_validator(mode="before")
     @classmethod
     def _unit_of_persons(cls, values: Any) -> Any:
-        """Where a column says whose a row is, a person is the unit, unless another one is set."""
+        """Where a column says whose a row is, a person is the unit in place of a record."""
         data, privacy = (dict(values).get(name) for name in ("data", "privacy"))
         person = data.get("person") if isinstance(data, dict) else getattr(data, "person", None)
-        if person is None or not isinstance(privacy, dict | None) or "unit" in (privacy or {}):
+        if person is None or not isinstance(privacy, dict | None):
+            return values
+        if (privacy or {}).get("unit", "record") != "record":
             return values
         return {**values, "privacy": {**(privacy or {}), "unit": "person"}}
 
@@ -569,12 +571,6 @@ class Config(Section):
             return
         if person is None and unit == "person":
             yield "privacy.unit", '"person" needs data.person, the column that says whose a row is'
-        elif person is not None and unit == "record":
-            yield (
-                "privacy.unit",
-                f'is "record", but data.person = {person!r} makes a person the unit: remove one of '
-                "the two",
-            )
         elif person is not None and unit == "client":
             yield (
                 "data.person",

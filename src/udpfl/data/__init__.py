@@ -61,7 +61,8 @@ def load(
         >>> from pathlib import Path
         >>> from udpfl.data import load
         >>> _ = Path("ages.csv").write_text("age,ill\\n20,0\\n30,0\\n60,1\\n70,1\\n")
-        >>> load("table", test=1, options={"path": "ages.csv", "target": "ill"}).input_shape
+        >>> options = {"path": "ages.csv", "target": "ill", "scale": {"age": [0, 110]}}
+        >>> load("table", test=1, options=options).input_shape
         (1,)
     """
     loader = _loader(name)

@@ -44,8 +44,8 @@ def as_dataset(
     """Make a `DataSet` of what the user has; the module says which kinds there are.
 
     Args:
-        data: Arrays, tensors, a map-style data set, a list with one of these per client, the path
-            of a table, or a `DataSet`, which is returned as it is.
+        data: Arrays, tensors, a map-style data set, a table or its path, a list with one of these
+            per client, or a `DataSet`, which is returned as it is.
         test: Test data of any of these kinds, or how much to hold out of each client's records: a
             fraction (0.2 if left out) or a count.
         task: "classification" or "regression". If left out, integer targets are class labels and
@@ -55,8 +55,7 @@ def as_dataset(
             not be read off the data.
         columns: Further columns, aligned with `data`, to partition by.
         seed: Chooses the records that are held out.
-        options: For a table, see `udpfl.data.table`; arrays take `labels`, the names of all
-            class labels.
+        options: For a table, see `udpfl.data.table`; arrays take `labels`, the names of classes.
 
     Returns:
         The data set, checked.
@@ -82,17 +81,11 @@ def as_dataset(
             raise InvalidInput(
                 "data.options", "a table names its columns in `by`, and its `labels`"
             )
-        if task is not None:
-            options["task"] = task
-        return _from_tables(data, amount, name, seed, options)
+        return _from_tables(data, amount, name, seed, {"task": task, **options})
     if frames.is_rows(data):
         data = frames.as_pair(data, options.pop("target", None))
     if unknown := sorted(options.keys() - {"labels"}):
         raise InvalidInput(f"data.options.{unknown[0]}", "is an option of tables only")
-    if columns and isinstance(data, list):
-        raise InvalidInput(
-            "data.columns", "data with one entry per client is not partitioned again"
-        )
     labels = options.get("labels")
     return _from_arrays(data, amount, task, name, classes, columns or {}, seed, labels)
 
@@ -152,6 +145,10 @@ def _from_arrays(
 ) -> DataSet:
     """A data set of arrays, tensors or map-style data sets, one of them or one per client."""
     is_by_client, splitting = isinstance(data, list), _is_amount(amount)
+    if columns and is_by_client:
+        raise InvalidInput(
+            "data.columns", "data with one entry per client is not partitioned again"
+        )
     pairs = _clients(data)
     tests = [] if splitting else _clients(amount)
     pairs, tests, names = _numbered(pairs, tests, labels)

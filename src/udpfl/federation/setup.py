@@ -30,7 +30,7 @@ from udpfl.federation._client_data import (
 )
 from udpfl.federation._combinations import check_combination, check_target
 from udpfl.federation._input_range import require_range
-from udpfl.federation._persons import apply_to_rows, sum_over_rows
+from udpfl.federation.persons import apply_to_rows, sum_over_rows
 from udpfl.federation.admission import Holding, plan_within
 from udpfl.federation.builders import (
     build_algorithm,

@@ -206,9 +206,9 @@ def load(run: str | Path, *, model: nn.Module | None = None) -> TrainedModel:
 
     Example:
         >>> import numpy as np, udpfl
+        >>> settings = {"data": {"clients": 2}, "training": {"rounds": 1}, "out": "letters"}
         >>> records = np.eye(8, dtype="float32"), ["a", "b"] * 4
-        >>> done = udpfl.run(data=records, model="logistic", privacy="none", out="letters",
-        ...                  training={"rounds": 1}, **{"seed": 0})
+        >>> done = udpfl.run(settings, data=records, model="logistic", privacy="none")
         >>> udpfl.load("letters").predict(np.eye(8)).probabilities.shape
         (8, 2)
     """
