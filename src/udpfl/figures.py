@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from udpfl.accounting.described import counted
 from udpfl.harmonizer import ranked
 from udpfl.mechanisms import BUILT_IN, Mechanism
 from udpfl.planning import plan
@@ -61,7 +62,7 @@ def noise_figure(
     dimension = options["dimension"]
     size = "" if dimension is None else f", {dimensions(dimension)}"
     axes.set_title(
-        f"{options['steps']:,} releases at rate {options['sampling_rate']:g}, "
+        f"{counted(options['steps'], 'release')} at rate {options['sampling_rate']:g}, "
         f"δ = {options['delta']:g}, {options['norm']} clip{size}",
         fontsize=10,
     )

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from dataclasses import replace
 
 import pytest
 
 from tests.accounting.samples import PAST
 from tests.repository import ROOT
 from udpfl import InvalidInput, Laplace, PrivacyStatement, PureDP, Release, Sensitivity, account
+from udpfl.accounting.statement import largest, shown
 
 STATEMENTS = [
     account(PAST, 1e-5),
@@ -38,6 +41,7 @@ def test_a_statement_survives_json(statement):
         {"epsilon": math.nan},
         {"epsilon": "much"},
         {"delta": True},
+        {"trusts_server": "yes"},
         {"more": 1},
     ],
 )
@@ -47,7 +51,7 @@ def test_a_statement_is_never_guessed(change):
 
 
 def test_a_statement_with_a_field_missing_is_refused():
-    younger = {"composition", "assumptions"}  # earlier versions did not write them
+    younger = {"composition", "assumptions", "trusts_server"}  # earlier versions did not write them
     for field in STATEMENTS[0].to_dict().keys() - younger:
         plain = STATEMENTS[0].to_dict()
         del plain[field]
@@ -72,3 +76,30 @@ def test_a_statement_of_an_earlier_version_loses_no_assumption():
     none = {**PrivacyStatement.none("seeded").to_dict()}
     del none["assumptions"]
     assert PrivacyStatement.from_dict(none) == PrivacyStatement.none("seeded")
+
+
+def test_an_earlier_statement_that_trusts_the_server_still_says_so():
+    from udpfl.ledger.charges import TRUST
+
+    said = replace(STATEMENTS[0], assumptions=(TRUST,), trusts_server=True)
+    plain = said.to_dict()
+    del plain["trusts_server"]
+    assert PrivacyStatement.from_dict(plain) == said
+    assert not PrivacyStatement.from_dict({**plain, "assumptions": []}).trusts_server
+    earliest = {**plain, "notes": [TRUST]}
+    del earliest["assumptions"]
+    assert PrivacyStatement.from_dict(earliest).trusts_server
+    assert largest([replace(STATEMENTS[0], epsilon=99.0), said]).trusts_server
+
+
+@pytest.mark.parametrize("statement", STATEMENTS)
+def test_a_statement_is_short_on_a_line_and_whole_in_a_notebook(statement):
+    assert len(repr(statement)) < 120
+    assert repr(statement).startswith("<PrivacyStatement: ")
+    page = replace(statement, notes=("<script>alert(1)</script>",))._repr_html_()
+    assert "<script>" not in page
+    assert "&lt;script&gt;" in page
+    assert not re.search("https?:|src=|url[(]", page)
+    if statement.kind == "nominal":
+        assert "Nominal: not a guarantee" in page
+        assert f"guaranteed: ε = {shown(statement.vector_epsilon)}" in repr(statement)

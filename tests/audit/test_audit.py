@@ -433,7 +433,7 @@ def test_the_command_says_it_in_one_sentence_and_by_its_exit_code(capsys, tmp_pa
     assert (tmp_path / "audit.png").stat().st_size > 5_000
     code, out, _ = command(capsys, *LAPLACE, "--canary", "dirac", "--json")
     assert code == 0
-    found, rounding = json.loads(out)
+    found, rounding = json.loads(out)["verdicts"]
     assert rounding["refuted"] is False
     assert {test["event"] for test in rounding["tests"]} == {"at the centre", "in the tail"}
     assert found["refuted"] is False

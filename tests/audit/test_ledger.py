@@ -147,7 +147,7 @@ def test_charging_anew_without_an_answer_and_odd_clocks_are_remarks(used):
         db.execute("DELETE FROM outbox WHERE account = 3 AND round = 3")
     found = audit_ledger(used)
     assert found.sound
-    assert found.remarks == ("1 rounds were charged without an answer: counted too much",)
+    assert found.remarks == ("1 round was charged without an answer: counted too much",)
     rewrite(used, lambda rows: rows[4].__setitem__(8, "2001-01-01T00:00:00.000+00:00"))
     found = audit_ledger(used)
     assert found.sound, str(found)

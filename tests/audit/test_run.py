@@ -15,7 +15,7 @@ from torch import nn
 from tests.commands import command
 from tests.small import blobs, linear
 from udpfl import Gaussian, Release, Sensitivity, run
-from udpfl.audit import Subject
+from udpfl.audit import AuditResult, Subject
 from udpfl.audit._one_run import Guesses, OneRun, SurerGuesses, guessed, one_run, per_sample
 from udpfl.audit.run import Target, audit_run
 from udpfl.config import Config, load
@@ -132,7 +132,7 @@ def test_the_command_takes_a_configuration_and_a_run(capsys, config, tmp_path):
         capsys, "audit", "run", path, "--trials", 200, "--canaries", 0, "--plot", tmp_path / "a.png"
     )
     assert code == 0
-    assert out.count("not refuted") == 5
+    assert out.count(": not refuted (") == 5
     assert (tmp_path / "a.png").stat().st_size > 5_000
     folder = tmp_path / "run"
     assert command(capsys, "run", path, "--out", folder)[0] == 0
@@ -140,7 +140,7 @@ def test_the_command_takes_a_configuration_and_a_run(capsys, config, tmp_path):
         capsys, "audit", "run", folder, "--trials", 200, "--canaries", 0, "--json"
     )
     assert code == 0
-    assert [row["refuted"] for row in json.loads(out)] == [False] * 5
+    assert [row["refuted"] for row in json.loads(out)["verdicts"]] == [False] * 5
 
 
 def test_an_audit_spends_nobodys_budget(config, tmp_path):
@@ -248,12 +248,15 @@ def test_settings_on_top(capsys, config):
         "--canaries", 40, "--json",
     )  # fmt: skip
     assert code == 0
-    assert json.loads(out)[-1]["epsilon"] == pytest.approx(3.0, rel=0.02)
+    assert json.loads(out)["verdicts"][-1]["epsilon"] == pytest.approx(3.0, rel=0.02)
 
 
 def test_without_a_configuration_it_is_the_embedded_default(capsys, monkeypatch):
     asked = []
-    monkeypatch.setattr("udpfl.audit.run.audit_run", lambda target, **_: asked.append(target) or [])
+    nothing = AuditResult((), 8.0, 1e-5)
+    monkeypatch.setattr(
+        "udpfl.audit.run.audit_run", lambda target, **_: asked.append(target) or nothing
+    )
     assert command(capsys, "audit", "run")[0] == 0
     assert command(capsys, "audit", "run", "--set", "seed=3")[0] == 0
     assert asked == [Config(), Config(seed=3)]

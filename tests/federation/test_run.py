@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import numpy as np
 import pytest
@@ -241,3 +242,15 @@ def test_public_and_test_records_belong_to_no_client(federate, partition):
         paid = {entry.client: [entry.fingerprint] for entry in ledger.history()}
     held_by = {name: [dataset.train.subset(rows).fingerprint()] for name, rows in records.items()}
     assert kept == paid == held_by
+
+
+def test_a_run_is_short_on_a_line_and_a_table_in_a_notebook(federate):
+    result = federate("none", {"rounds": 1})
+    assert repr(result).startswith(f"<Run {result.folder}: accuracy ")
+    assert repr(result).endswith(", not private>")
+    page = result._repr_html_()
+    assert "1 of 1" in page
+    assert str(result.report) in page
+    assert "http" not in page
+    hostile = dataclasses.replace(result, stopped="<b>no client is left</b>")
+    assert "&lt;b&gt;no client is left&lt;/b&gt;" in hostile._repr_html_()

@@ -142,15 +142,15 @@ def test_dark_is_dark_and_paper_is_white(browser, runs):
     assert browser.run(ground) == "rgb(18, 22, 28)"
     browser.run(
         "addEventListener('beforeprint', () => { window.open_ = "
-        "document.querySelectorAll('details:not(.data):not([open])').length; "
+        "document.querySelectorAll('details.on-paper:not([open])').length; "
         f"window.ground = {ground}; }})"
     )
-    browser.run("document.querySelector('details:not(.data)').open = false")
-    assert browser.run("document.querySelectorAll('details:not(.data):not([open])').length") > 0
+    browser.run("document.querySelector('details.on-paper').open = false")
+    assert browser.run("document.querySelectorAll('details.on-paper:not([open])').length") == 1
     pdf = browser.pdf()
     assert pdf.startswith(b"%PDF")
-    assert browser.run("window.open_") == 0  # everything is unfolded on paper
-    assert browser.run("document.querySelectorAll('details:not(.data):not([open])').length") > 0
+    assert browser.run("window.open_") == 0  # the table of clients is unfolded on paper
+    assert browser.run("document.querySelectorAll('details.on-paper:not([open])').length") == 1
     browser.call("Emulation.setEmulatedMedia", media="print")
     assert browser.run(ground) == "rgb(255, 255, 255)"
 

@@ -102,7 +102,7 @@ def test_the_budget_drawn_is_the_one_in_the_ledger(runs, tmp_path):
     assert "in the ledger when the run ended" in note
     said = visible(run_page(read_run(run.folder)))
     assert "The budget is the one in the ledger when this run ended." in said
-    assert "budget ε δ" in said
+    assert "budget ε left δ" in said
     assert said.count("9 (configured 4)") == 3
 
     summary = record_of(run.folder, "summary.json")
@@ -116,7 +116,7 @@ def test_the_budget_drawn_is_the_one_in_the_ledger(runs, tmp_path):
         marks, name, note = budgets_drawn(folder)
         assert (marks, name) == ([4.0] * 3, "configured budget")
         assert "The budget in the ledger may differ." in note
-        assert "configured budget ε δ" in visible(run_page(read_run(folder)))
+        assert "configured budget ε left δ" in visible(run_page(read_run(folder)))
 
     assert "noise was planned." in budgets_drawn(runs["nominal"].folder)[2]
     assert budgets_drawn(runs["nominal"].folder)[1] == "configured budget"

@@ -239,9 +239,11 @@ def test_every_client_of_an_uneven_run_has_its_own_row(runs):
     for person, budget in zip(people, (1, 4, 8), strict=True):
         name, spending = person["name"], run.clients[person["name"]].epsilon
         assert 0.9 * budget < spending <= budget
-        assert f"{name} {shown(spending)} {budget} 10⁻⁵ {person['declared_size']} " in said
+        left = "used up" if spending >= 0.99 * budget else f"{int(100 - 100 * spending / budget)} %"
+        row = f"{name} {shown(spending)} {budget} {left} 10⁻⁵ {person['declared_size']} "
+        assert row in said
         assert f" {person_noise(person)}) l2 1 4 " in said
-    assert f"{shown(run.privacy.epsilon)} largest ε, at δ = 10⁻⁵" in said
+    assert f"largest ε, at δ = 10⁻⁵ {shown(run.privacy.epsilon)}" in said
     assert "largest ε, at" not in visible(run_page(read_run(runs["record"].folder)))
 
 
@@ -323,7 +325,7 @@ def test_one_is_not_said_in_the_plural(tmp_path):
     ]  # fmt: skip
     run = train(tmp_path / "r", {"mechanism": "gaussian"}, {"rounds": 1}, clients=1)
     said = visible(run_page(read_run(run.folder)))
-    assert "1 of 1 round 1 client" in said
+    assert "round 1 of 1 client 1" in said
     assert not re.search(r"\b1 (clients|rounds|test records)\b", said)
 
 

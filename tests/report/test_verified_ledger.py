@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -220,6 +221,9 @@ def test_a_trusted_server_cannot_be_left_out():
     assert "leaves out the note “assumes a server that adds the noise" in difference.said
     assert not list(differences("it", found, said, all_notes=False))
     assert list(differences("it", found, said))
+    trusting = replace(said, trusts_server=True)
+    (difference,) = differences("it", said, trusting)
+    assert "says trusts_server “False”, but recomputed it is “True”" in difference.said
 
 
 def test_a_decision_that_was_taken_back_is_found(capsys, tmp_path):

@@ -63,7 +63,8 @@ def contradicted(capsys, folder, reason):
     assert state == "contradicted"
     assert reason in reasons
     assert f"Contradicted: {reasons}" in said
-    assert "Contradicted Contradicted:" in said  # in the badge and in the sentence
+    assert "what it states about privacy contradicts its ledger, so no number holds." in said
+    assert "There is nothing to sign: the folder and its ledger do not agree." in said
     assert "ε = " not in said.replace(reasons, "")
     assert not is_green(page)
 

@@ -38,3 +38,8 @@ def described(event: Event) -> str:
             return "; ".join(described(inner) for inner in events)
         case _:
             raise Unsupported(f"not an event that can be stored: {event!r}")
+
+
+def counted(number: int, noun: str) -> str:
+    """So many of them: 1 client, 1,000 clients."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -9,6 +9,7 @@ from decimal import ROUND_CEILING, Decimal
 from typing import Any, Literal, get_args
 
 from udpfl.accounting.events import Neighbours, Unit
+from udpfl.accounting.notebook import card
 from udpfl.errors import InvalidInput
 
 Kind = Literal["guarantee", "nominal", "none"]
@@ -83,6 +84,8 @@ class PrivacyStatement:
     """What else is to be known, and why something is not claimed."""
     composition: Composition = "fixed"
     """The theorem by which the releases are put together."""
+    trusts_server: bool = False
+    """Whether it holds against everyone but a server that is trusted to add the noise."""
 
     def __post_init__(self) -> None:
         if self.kind == "guarantee" and self.accountant == "paper":
@@ -126,6 +129,35 @@ class PrivacyStatement:
             f"by the {self.accountant} accountant{how}{assumed}"
         )
 
+    @property
+    def short(self) -> str:
+        """The number and what it is worth, in a few words."""
+        if self.kind == "none":
+            return "not private"
+        said = f"ε = {shown(self.epsilon)} at δ = {self.delta:g} for one {self.unit}"
+        if self.kind == "guarantee":
+            return f"{said} (guarantee)"
+        return f"nominal {said} (guaranteed: ε = {shown(self.vector_epsilon)})"
+
+    def __repr__(self) -> str:
+        return f"<PrivacyStatement: {self.short}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        if self.kind == "none":
+            return card("Not private", self.kind, [("why", "; ".join(self.notes))])
+        rows: list[tuple[str, object]] = [
+            ("ε", shown(self.epsilon)),
+            *([("guaranteed ε", shown(self.vector_epsilon))] if self.kind == "nominal" else []),
+            ("δ", f"{self.delta:g}"),
+            ("hides", f"one {self.unit}, {self.neighbours}"),
+            ("accountant", self.accountant),
+            *(("rests on", own) for own in self.assumptions),
+            *(("note", own) for own in self.notes),
+        ]
+        title = {"guarantee": "Guarantee", "nominal": "Nominal: not a guarantee"}[self.kind]
+        return card(title, self.kind, rows)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: infinite numbers become the string "inf"."""
         plain = asdict(self)
@@ -159,8 +191,14 @@ class PrivacyStatement:
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
                 raise InvalidInput(f"statement.{name}", f"must be a number >= 0, got {value!r}")
             numbers[name] = float(value)
+        if not isinstance(plain["trusts_server"], bool):
+            raise InvalidInput("statement.trusts_server", "must be true or false")
         said = {name: tuple(plain[name]) for name in ("assumptions", "notes")}
         return cls(**{**plain, **numbers, **said})
+
+
+_TRUSTED_SERVER = "assumes a server that adds the noise"
+"""How the assumption begins by which earlier versions said that the server is trusted."""
 
 
 def _as_written_now(plain: Any) -> Any:
@@ -174,6 +212,9 @@ def _as_written_now(plain: Any) -> Any:
         assumed = [] if plain.get("kind") == "none" else plain["notes"]
         notes = plain["notes"] if plain.get("kind") == "none" else []
         plain = {**plain, "assumptions": assumed, "notes": notes}
+    if "trusts_server" not in plain and "assumptions" in plain:
+        trusted = any(str(own).startswith(_TRUSTED_SERVER) for own in plain["assumptions"])
+        plain = {**plain, "trusts_server": trusted}
     return plain
 
 
@@ -189,4 +230,5 @@ def largest(statements: Iterable[PrivacyStatement]) -> PrivacyStatement:
         epsilon=max(statement.epsilon for statement in everyone),
         delta=max(statement.delta for statement in everyone),
         vector_epsilon=max(statement.vector_epsilon for statement in everyone),
+        trusts_server=any(statement.trusts_server for statement in everyone),
     )

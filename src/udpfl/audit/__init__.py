@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from udpfl.audit.ledger import audit_ledger
     from udpfl.audit.mechanism import audit_releases
     from udpfl.audit.replay import Subject, audit_engine
+    from udpfl.audit.result import AuditResult
     from udpfl.audit.run import audit_run
     from udpfl.audit.verdict import Test, Verdict
     from udpfl.audit.worlds import Releases
 
 _HOMES = {
+    "AuditResult": "result",
     "Releases": "worlds",
     "Subject": "replay",
     "Test": "verdict",
@@ -33,6 +35,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "AuditResult",
     "Releases",
     "Subject",
     "Test",

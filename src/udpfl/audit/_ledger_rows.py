@@ -289,7 +289,8 @@ def _messages(rows: Rows, db: sqlite3.Connection) -> Iterator[str]:
             yield f"round {turn} of run {run} was charged to account {account} twice, answered once"
         unanswered += key not in answered and (twice or not str(run).startswith("imported-"))
     if unanswered:
-        rows.remarks.append(f"{unanswered} rounds were charged without an answer: counted too much")
+        were = "1 round was" if unanswered == 1 else f"{unanswered:,} rounds were"
+        rows.remarks.append(f"{were} charged without an answer: counted too much")
 
 
 def _times(rows: Rows) -> Iterator[str]:

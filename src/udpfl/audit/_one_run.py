@@ -142,8 +142,16 @@ def per_sample(
 class ServersView(Observer):
     """Adds up how far a client's updates point along each canary's gradient at the model it had."""
 
-    def __init__(self, client: str, network: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> None:
-        self._client, self._x, self._y = client, x, y
+    def __init__(
+        self,
+        client: str,
+        network: nn.Module,
+        loss: Loss,
+        x: Tensor,
+        y: Tensor,
+        told: Callable[[int], None] | None = None,
+    ) -> None:
+        self._client, self._x, self._y, self._told = client, x, y, told
         self._gradients = per_sample(network, loss)
         self._model = {
             name: p.detach().clone() for name, p in network.named_parameters() if p.requires_grad
@@ -166,6 +174,8 @@ class ServersView(Observer):
 
     def on_model(self, round_: int, model: dict[str, Tensor]) -> None:
         self._model = {name: model[name] for name in self._model}
+        if self._told is not None:
+            self._told(round_)
 
 
 @dataclass(frozen=True)
@@ -189,8 +199,10 @@ class OneRun:
         )
 
 
-def one_run(setup: Setup, client: int, count: int) -> OneRun:
-    """Train once with canaries among the records of one client."""
+def one_run(
+    setup: Setup, client: int, count: int, told: Callable[[int], None] | None = None
+) -> OneRun:
+    """Train once with canaries among the records of one client; `told` of every round."""
     settings, data, parts = setup.config, setup.data, setup.parts
     network, loss = setup.trained_network, setup.trained_loss
     own_records = parts[client]
@@ -204,7 +216,7 @@ def one_run(setup: Setup, client: int, count: int) -> OneRun:
     marked = replace(data, train=train, owners=tuple(owners))
     x = prepare_records(setup.network, train.subset(chosen), torch.device("cpu"))
     y = torch.from_numpy(targets[chosen])
-    view = ServersView(f"client-{client}", network, loss, x, y)
+    view = ServersView(f"client-{client}", network, loss, x, y, told)
     with tempfile.TemporaryDirectory() as folder:
         own: dict[str, Any] = {
             "out": f"{folder}/run",

@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from decimal import ROUND_FLOOR, Decimal
 from pathlib import Path
 from typing import Any
 
+from udpfl.accounting.described import counted
 from udpfl.accounting.statement import PrivacyStatement, shown
 from udpfl.audit._costs import bounds, least_by_filter, tractable
 from udpfl.audit._events import NO_CLAIM, Seen, flattened, read, same_text
@@ -46,16 +48,31 @@ class AccountAudit:
     """inf where no second upper bound is known: by a filter, for one."""
     delta: float
 
+    @property
+    def is_enough(self) -> bool:
+        """Whether what is stated is not below the lower bound, last digits aside."""
+        return self.stated >= self.least * (1 - 1e-6)
+
     def __str__(self) -> str:
         who = f"{self.client} (block {self.block})" if self.block else self.client
-        made = f"{who}: {_many(self.releases, 'release')}"
+        made = f"{who}: {counted(self.releases, 'release')}"
         if math.isinf(self.least) and math.isinf(self.stated):
             return f"{made}, no privacy claimed"
-        most = "no second upper bound" if math.isinf(self.most) else f"at most {self.most:.4g}"
-        return (
-            f"{made}, ε = {shown(self.stated)} stated at δ = {self.delta:g}; "
-            f"at least {self.least:.4g}, {most}"
-        )
+        return f"{made}, ε = {shown(self.stated)} stated at δ = {self.delta:g}; {self._second()}"
+
+    def _second(self) -> str:
+        """What the second computation makes of the stated number."""
+        if math.isinf(self.stated):
+            return "a second computation could not be compared with it"
+        if not self.is_enough:
+            return f"too small: a second computation needs ε = {self.least:.4g} at least"
+        if math.isinf(self.most):
+            low = _down(min(self.least, self.stated))
+            return f"not too small: a second computation needs {low} (no second upper bound known)"
+        if self.stated > self.most:
+            return f"not too small: a second computation needs at most {shown(self.most)}"
+        low = _down(min(self.least, self.stated))
+        return f"agrees with a second computation, between {low} and {shown(self.most)}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; infinite numbers are the string "inf"."""
@@ -93,22 +110,29 @@ class LedgerAudit:
             return f"ledger: {len(self.problems)} {word}: {'; '.join(self.problems)}"
         clients = len({account.client for account in self.accounts})
         return (
-            f"ledger: {_many(self.charges, 'charge')} of {_many(clients, 'client')} "
+            f"ledger: {counted(self.charges, 'charge')} of {counted(clients, 'client')} "
             f"{'agrees' if self.charges == 1 else 'agree'} with a second computation"
         )
 
 
-def _many(number: int, word: str) -> str:
-    return f"{number} {word}" + ("" if number == 1 else "s")
+def _down(epsilon: float) -> str:
+    """Four digits, rounded down: a lower bound never looks larger than what it bounds."""
+    if not math.isfinite(epsilon) or epsilon == 0:
+        return f"{epsilon:g}"
+    unit = Decimal(1).scaleb(math.floor(math.log10(epsilon)) - 3)
+    return f"{float(Decimal(epsilon).quantize(unit, ROUND_FLOOR)):.4g}"
 
 
-def audit_ledger(path: Path, delta: float = 1e-5) -> LedgerAudit:
+def audit_ledger(
+    path: Path, delta: float = 1e-5, *, progress: Callable[[str, int, int], None] | None = None
+) -> LedgerAudit:
     """Check the ledger of that name, or of that run's folder, against a second computation.
 
     Args:
         path: The file of a ledger, or a run folder.
         delta: Where epsilon of accounts without a budget is compared; with one, its own delta
             counts.
+        progress: Called with what is being done, how much of it is done, and how much there is.
 
     Returns:
         What both computations say of every account, and the problems that were found.
@@ -136,9 +160,11 @@ def audit_ledger(path: Path, delta: float = 1e-5) -> LedgerAudit:
             for _ in range(_TRIES):  # once more where another process wrote in between
                 version = db.execute("PRAGMA data_version").fetchone()
                 db.execute("BEGIN")
+                if progress is not None:
+                    progress("adding up the charges", 0, 1)
                 rows = rows_of(db)
                 db.execute("ROLLBACK")
-                found = _compared(file, rows, delta)
+                found = _compared(file, rows, delta, progress)
                 if db.execute("PRAGMA data_version").fetchone() == version:
                     break
     except sqlite3.Error as error:
@@ -153,11 +179,16 @@ def _is_former(db: sqlite3.Connection) -> bool:
     return "budgets" in tables and db.execute("SELECT schema FROM meta").fetchall() == [(1,)]
 
 
-def _compared(file: Path, rows: Rows, delta: float) -> LedgerAudit:
-    problems, remarks, accounts = list(rows.problems), list(rows.remarks), []
+def _compared(
+    file: Path, rows: Rows, delta: float, progress: Callable[[str, int, int], None] | None
+) -> LedgerAudit:
+    problems, remarks = list(rows.problems), list(rows.remarks)
+    accounts: list[AccountAudit] = []
     try:
         with Ledger(file, read_only=True) as ledger:
             for number in sorted(rows.accounts):
+                if progress is not None:
+                    progress("computing each ε again", len(accounts), len(rows.accounts))
                 accounts.append(_account(ledger, rows, number, delta, problems, remarks))
             if [found.id for found in ledger.accounts()] != sorted(rows.accounts):
                 problems.append("the accounts that the ledger lists are not those in its file")

@@ -33,7 +33,9 @@ _LEVELS = 100
 """Different sizes of a canary's coordinates that are told apart, over a range of a million."""
 _FARTHEST = 700.0
 """Scores beyond this are not told apart."""
-_FACTORS = (0.001, 0.01, 0.03, 0.06, *(k / 20 for k in range(2, 21)))
+LEAST_FACTOR = 0.001
+"""The smallest part of the claimed noise that is tried."""
+_FACTORS = (LEAST_FACTOR, 0.01, 0.03, 0.06, *(k / 20 for k in range(2, 21)))
 """Parts of the claimed noise that are tried, before the largest that is caught is narrowed down."""
 _DRAWN = 1 << 22
 """Numbers of a sample of vectors, or so."""
@@ -157,7 +159,7 @@ class LessNoise:
         if self.scale == 1:
             return f"the claimed noise itself is refuted at least {often}"
         worth = f"(ε = {self.epsilon:.3g} for this record)"
-        if self.lowest > _FACTORS[0]:
+        if self.lowest > LEAST_FACTOR:
             return (
                 f"{self.lowest:g} to {self.scale:g} times the claimed noise {worth} would have "
                 f"been refuted at least {often}; less than that might not"

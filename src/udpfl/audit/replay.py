@@ -10,7 +10,7 @@ certain, it knows their sum.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -161,15 +161,28 @@ class Subject:
             steps = self._noisy_sums(names, records, stream)
             yield [step.double().cpu().numpy() for step in steps]
 
-    def scores(self, trials: int, *, present: bool, stream: PrivateStream) -> list[Floats]:
-        """For each sample how much more probable it is where the record is drawn [trials]."""
+    def scores(
+        self,
+        trials: int,
+        *,
+        present: bool,
+        stream: PrivateStream,
+        told: Callable[[int], None] | None = None,
+    ) -> list[Floats]:
+        """For each sample how much more probable it is where the record is drawn [trials].
+
+        `told` is called with the number of trials that are done, from time to time.
+        """
         gradients = self.clipped()
         others, shift = gradients[:-1].sum(0), gradients[-1]
         noise = self.release.mechanism
-        parts = [
-            self._of_samples([likelihood_ratio(noise, seen - others, shift) for seen in steps])
-            for steps in self.released(trials, present=present, stream=stream)
-        ]
+        parts, done = [], 0
+        for steps in self.released(trials, present=present, stream=stream):
+            ratios = [likelihood_ratio(noise, seen - others, shift) for seen in steps]
+            parts.append(self._of_samples(ratios))
+            done += len(ratios[0])
+            if told is not None:
+                told(done)
         return [np.concatenate(sample) for sample in zip(*parts, strict=True)]
 
     def _of_samples(self, steps: Sequence[Floats]) -> list[Floats]:
@@ -225,12 +238,22 @@ Worlds = dict[bool, list[Floats]]
 """Scores of every sample [trials], with the record and without it."""
 
 
-def replayed(subject: Subject, trials: int, stream: PrivateStream) -> Worlds:
-    """So many trials in either world."""
+def replayed(
+    subject: Subject,
+    trials: int,
+    stream: PrivateStream,
+    told: Callable[[int], None] | None = None,
+) -> Worlds:
+    """So many trials in either world; `told` how many are done, of twice as many."""
     check_trials(trials)
-    return {
-        present: subject.scores(trials, present=present, stream=stream) for present in (True, False)
-    }
+
+    def second(done: int) -> None:
+        if told is not None:
+            told(trials + done)
+
+    there = subject.scores(trials, present=True, stream=stream, told=told)
+    away = subject.scores(trials, present=False, stream=stream, told=second)
+    return {True: there, False: away}
 
 
 def audit_engine(

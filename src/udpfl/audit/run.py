@@ -27,6 +27,7 @@ from udpfl.audit._whole_client import AsReleased, ClientUnderAudit, Worlds, roun
 from udpfl.audit.lattice import ROUNDING, audit_lattice
 from udpfl.audit.mechanism import audit_releases, check_trials
 from udpfl.audit.replay import Subject, replayed, verdict_of
+from udpfl.audit.result import AuditResult, Progress
 from udpfl.audit.verdict import Verdict
 from udpfl.audit.worlds import Releases
 from udpfl.config import Config, load
@@ -172,7 +173,7 @@ class Target:
             x.repeat(3, *[1] * (x.dim() - 1)), torch.cat([other, other, label]), self.release,
             chunk=2, device=device,
         )  # fmt: skip
-        steps = f"{alone.steps} steps"
+        steps = "1 step" if alone.steps == 1 else f"{alone.steps} steps"
         if self.plan.epochs * self.plan.batches > 1:
             steps = f"{samples * epochs} epochs of {batches} batches"
         unit = self.release.unit
@@ -215,7 +216,8 @@ def audit_run(
     data: Any = None,
     model: nn.Module | None = None,
     loss: Loss | None = None,
-) -> list[Verdict]:
+    progress: Progress | None = None,
+) -> AuditResult:
     """Verdicts on a run's claims: its steps replayed, and the whole run trained once.
 
     Guarantee: claims that are all true are refuted, any of them, with probability `error` at most.
@@ -230,9 +232,10 @@ def audit_run(
         data: What was handed to `udpfl.run` in Python as data, if anything was.
         model: The same for the model.
         loss: The same for the loss.
+        progress: Called with what is being done, how much of it is done, and how much there is.
 
     Returns:
-        One verdict for each claim.
+        One verdict for each claim, and one sentence about all of them.
 
     Raises:
         InvalidInput: A number is out of range, or there is no such run or configuration.
@@ -245,33 +248,45 @@ def audit_run(
         >>> config = load({"data": {"clients": 2}, "model": {"name": "logistic"}})
         >>> data = (np.eye(2).repeat(20, 0), np.arange(40) % 2)
         >>> found = audit_run(config, data=data, trials=100, canaries=0, error=1e-6)
-        >>> any(verdict.refuted for verdict in found)
+        >>> found.refuted
         False
     """
     check_error(error)
     check_trials(trials)
     target = Target.of(where, data, model, loss)
-    return _verdicts(target, trials, _canary_count(target, canaries), error)
+    count = _canary_count(target, canaries)
+    verdicts = _verdicts(target, trials, count, error, progress or _silently)
+    delta = _delta_of(target.plan)
+    return AuditResult(tuple(verdicts), _claimed(target, delta), delta, target.plan.name)
 
 
-def _verdicts(target: Target, trials: int, count: int, error: float) -> list[Verdict]:
+def _silently(stage: str, done: int, total: int) -> None:
+    """Nobody wants to know."""
+
+
+def _verdicts(
+    target: Target, trials: int, count: int, error: float, progress: Progress
+) -> list[Verdict]:
     delta = _delta_of(target.plan)
     whole, deltas = target.release.unit == "client", (FAR, delta)
     subjects = {} if whole else target.subjects()
     rounds = rounds_to_try(target.plan, target.setup.algorithm.trusts_server) if whole else []
     share = error / ((len(subjects) + len(rounds)) * len(deltas) + (count > 0) + 1)
-    trained = _trained(target, count, delta, share) if count else []
+    trained = _trained(target, count, delta, share, progress) if count else []
     if isinstance(target.release, Randomised):
+        progress("comparing messages", 0, 1)
         update = target.whole().present
         sent = [_message(target, target.release, update, trials, d, share) for d in deltas]
         return sent + trained
     verdicts = []
     if whole:
+        progress("training with and without the client", 0, 1)
         both = target.whole()  # trained once, for all rounds and every delta
         verdicts += [_client(target, both, own, trials, d, share) for own in rounds for d in deltas]
     for name, subject in subjects.items():
-        verdicts += _replayed(target, name, subject, trials, deltas, share)
+        verdicts += _replayed(target, name, subject, trials, deltas, share, progress)
     if not isinstance(target.release.mechanism, Radial):  # whose words no adversary tells apart
+        progress(f"trying the {ROUNDING}", 0, 1)
         verdicts.append(_lattice(target, delta, share))
     return verdicts + trained
 
@@ -302,10 +317,15 @@ def _replayed(
     trials: int,
     deltas: Sequence[float],
     error: float,
+    progress: Progress,
 ) -> Iterator[Verdict]:
     """One verdict for each delta, on the steps of one subject."""
     stream = Entropy()
-    worlds = replayed(subject, trials, stream)  # one set of replays answers for every delta
+
+    def told(done: int) -> None:
+        progress(f"replaying {name}", done, 2 * trials)
+
+    worlds = replayed(subject, trials, stream, told)  # one set of replays answers for every delta
     alternative = None
     for d in deltas:
         epsilon = target.epsilon(subject.claim, d)
@@ -375,19 +395,26 @@ def _client(
     )
 
 
-def _claimed_of_a_record(target: Target, delta: float) -> tuple[float, float]:
-    """Epsilon and delta of the whole run for one record."""
-    epsilon = target.epsilon(target.plan.rest_event(), delta)
+def _claimed(target: Target, delta: float) -> float:
+    """Epsilon of the whole run for its unit: a record, a person or a client."""
     if target.setup.config.privacy.pace == "plateau":  # rounds differ, and keep the budget together
         assert target.plan.budget is not None, "every client of a private run has a budget"
-        epsilon = target.plan.budget.epsilon
+        return target.plan.budget.epsilon
+    return target.epsilon(target.plan.rest_event(), delta)
+
+
+def _claimed_of_a_record(target: Target, delta: float) -> tuple[float, float]:
+    """Epsilon and delta of the whole run for one record."""
+    epsilon = _claimed(target, delta)
     if target.release.unit != "client":
         return epsilon, delta
     # A record may change all that its client sends: as if it left and another came.
     return 2 * epsilon, min(1.0, delta * (1 + math.exp(min(epsilon, 700.0))))
 
 
-def _trained(target: Target, canaries: int, delta: float, error: float) -> list[Verdict]:
+def _trained(
+    target: Target, canaries: int, delta: float, error: float, progress: Progress
+) -> list[Verdict]:
     """A verdict on the whole run, trained once; none where nothing is claimed of a record."""
     epsilon, delta_of_record = _claimed_of_a_record(target, delta)
     if delta_of_record == 1:
@@ -397,7 +424,12 @@ def _trained(target: Target, canaries: int, delta: float, error: float) -> list[
             delta,
         )
         return []
-    found = one_run(target.setup, target.number, canaries)
+    rounds = target.setup.config.training.rounds
+
+    def told(round_: int) -> None:
+        progress("training once with canaries", round_, rounds)
+
+    found = one_run(target.setup, target.number, canaries, told)
     name = f"{target.plan.name}, the whole run, trained once"
     tests = found.tests(delta_of_record, error)
     guesses = SurerGuesses(tests)

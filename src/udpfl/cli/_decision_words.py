@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from udpfl.accounting.described import counted
 from udpfl.ledger.charges import releases_of
 from udpfl.ledger.decisions import Decision
 
@@ -27,11 +28,11 @@ def describe_decision(change: Decision, folders: Mapping[str, str]) -> str | Non
         case "reserve" if content.get("exchanged"):
             return f"reservation of {run} changed with its noise"
         case "reserve":
-            return f"{_releases(content):,} releases reserved for {run}"
+            return f"{_releases(content)} reserved for {run}"
         case "give back":
             return f"reservation of {run} freed"
         case "take over":
-            return f"takes over {_releases(content):,} releases, because records may have moved"
+            return f"takes over {_releases(content)}, because records may have moved"
         case "begin":
             sealed = "" if content["files"] is None else ", its files sealed"
             by = f", planned by the {own} accountant" if (own := content.get("accountant")) else ""
@@ -39,7 +40,7 @@ def describe_decision(change: Decision, folders: Mapping[str, str]) -> str | Non
         case "end":
             return f"{run} ended, its files sealed"
         case "division":
-            return f"one data set divided among {len(content['clients'])} clients"
+            return f"one data set divided among {counted(len(content['clients']), 'client')}"
         case "upgrade":
             return f"upgraded from format {content['format']}"
         case "open":
@@ -47,5 +48,6 @@ def describe_decision(change: Decision, folders: Mapping[str, str]) -> str | Non
     return None
 
 
-def _releases(content: Mapping[str, Any]) -> int:
-    return sum(count * releases_of(event) for event, count in content["totals"].items())
+def _releases(content: Mapping[str, Any]) -> str:
+    total = sum(count * releases_of(event) for event, count in content["totals"].items())
+    return counted(total, "release")

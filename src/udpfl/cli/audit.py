@@ -7,26 +7,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from udpfl.accounting import Accountant, Accounting, Norm, Sensitivity
 from udpfl.cli._options import Trust, mechanism_option, set_option, trust_all
+from udpfl.cli._stages import ShowProgress, stages
 from udpfl.cli.plan import check_plot
 from udpfl.config import load
-from udpfl.errors import InvalidInput
+from udpfl.errors import InvalidInput, UdpflError
 from udpfl.mechanisms import Radial
 from udpfl.planning import PlanRow, plan
 
 if TYPE_CHECKING:
-    from udpfl.audit import Releases, Verdict
+    from udpfl.audit import AuditResult, Releases, Verdict
 
 audit = typer.Typer(
     name="audit",
     help="Try to refute a privacy claim with adversaries, canaries and a second accountant.",
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Plot = Annotated[
     Path | None,
     typer.Option(
@@ -80,6 +79,7 @@ def mechanism(
     error: ErrorRate = 0.05,
     json_: Json = False,
     plot: Plot = None,
+    progress: ShowProgress = None,
 ) -> None:
     """Calibrate noise to a claim, draw it many times, and try to refute the claim.
 
@@ -91,7 +91,7 @@ def mechanism(
 
     udpfl audit mechanism --mechanism laplace --epsilon 3 --dimension 500
     """
-    from udpfl.audit import Releases
+    from udpfl.audit import AuditResult, Releases
     from udpfl.audit import canary as canary_of
 
     if plot is not None:
@@ -104,12 +104,17 @@ def mechanism(
     assert planned.noise is not None
     releases = Releases(planned.noise, shift, steps, sampling_rate)
     claim = f"{accounting} accounting, {canary} canary"
-    with Console(stderr=True).status(
-        Text(f"{2 * trials * steps * dimension:,} draws of {planned.mechanism} noise")
-    ):
+    with stages(progress) as told:
+        drawn = 2 * trials * steps * dimension
+        told(f"drawing {drawn:,} numbers of {planned.mechanism} noise", 0, 1)
         verdicts = _audited(planned, releases, claim, trials, error)
+        assert planned.statement is not None
+        stated = planned.statement
+        found = AuditResult(tuple(verdicts), stated.epsilon, stated.delta)
+        found.calculate_power(told)
     many = "One release" if steps == 1 else f"{steps:,} releases"
-    _say(verdicts, json_, plot, f"{many} of {dimension:,} coordinates")
+    _say(found, json_, plot, f"{many} of {dimension:,} coordinates")
+    _end(found)
 
 
 def _audited(
@@ -162,11 +167,20 @@ def run(
     trust: Trust = None,
     json_: Json = False,
     plot: Plot = None,
+    save: Annotated[
+        bool,
+        typer.Option(
+            help="Add the result to the run folder as a new file in audits/, for `udpfl report`. "
+            "Nothing else in the folder changes."
+        ),
+    ] = True,
+    progress: ShowProgress = None,
 ) -> None:
     """Audit the training itself: replay steps with and without a record, and train one whole run.
 
-    For a configuration the initial model is audited, for a run folder the trained one. Exit code 1
-    if a claim is refuted.
+    For a configuration the initial model is audited, for a run folder the trained one. The last
+    line says whether the claim was refuted, and how much too little noise would have been caught.
+    Exit code 1 if a claim is refuted.
 
     Examples:
 
@@ -184,9 +198,25 @@ def run(
         raise InvalidInput("set", "a run is audited with its own settings: leave --set out")
     trust_all(trust)
     target = load(where, overrides=set_ or ()) if set_ or where is None else where
-    with Console(stderr=True).status("replaying steps, then training once"):
-        verdicts = audit_run(target, trials=trials, canaries=canaries, error=error)
-    _say(verdicts, json_, plot, "Replayed steps, and one whole training")
+    with stages(progress) as told:
+        found = audit_run(target, trials=trials, canaries=canaries, error=error, progress=told)
+        found.calculate_power(told)
+    _say(found, json_, plot, "Replayed steps, and one whole training")
+    if save and where is not None and where.is_dir():
+        _save(where, found, trials, canaries)
+    _end(found)
+
+
+def _save(folder: Path, found: AuditResult, trials: int, canaries: int | None) -> None:
+    """Keep the result in the run folder; one that cannot be written to is no reason to fail."""
+    from udpfl.runs.audits import write_audit
+    from udpfl.runs.files import read_identity
+
+    try:
+        path = write_audit(folder, read_identity(folder).id, found.to_dict(), trials, canaries)
+        typer.echo(f"kept in {path}; `udpfl report {folder}` shows it", err=True)
+    except UdpflError as problem:
+        typer.echo(f"note: the result was not kept: {problem}", err=True)
 
 
 @audit.command()
@@ -194,11 +224,12 @@ def ledger(
     path: Annotated[Path, typer.Argument(help="A ledger, or the folder of a run.")],
     delta: Annotated[float, typer.Option(help="Delta for clients that have no budget.")] = 1e-5,
     json_: Json = False,
+    progress: ShowProgress = None,
 ) -> None:
     """Check a budget ledger with code and formulas that the ledger itself does not use.
 
-    The command reads only the file. It adds up every charge and computes a lower and an upper bound
-    of each client's epsilon. Exit code 1 if anything contradicts what the ledger says.
+    The command reads only the file. It adds up every charge and encloses each client's epsilon
+    between two bounds of its own. Exit code 1 if anything contradicts what the ledger says.
 
     Examples:
 
@@ -208,8 +239,8 @@ def ledger(
     """
     from udpfl.audit.ledger import audit_ledger
 
-    with Console(stderr=True).status("adding up the charges and accounting them again"):
-        found = audit_ledger(path, delta)
+    with stages(progress) as told:
+        found = audit_ledger(path, delta, progress=told)
     if json_:
         typer.echo(json.dumps(found.to_dict(), indent=2, ensure_ascii=False))
     else:
@@ -222,24 +253,29 @@ def ledger(
         raise typer.Exit(1)
 
 
-def _say(verdicts: list[Verdict], json_: bool, plot: Path | None, audited: str) -> None:
-    """The verdicts for people or programs; exit code 1 if one of them refutes its claim."""
+def _say(found: AuditResult, json_: bool, plot: Path | None, audited: str) -> None:
+    """The verdicts for people or programs; for people the sentence about all of them comes last."""
     from udpfl.audit.figure import audit_figure
 
     if json_:
-        typer.echo(json.dumps([verdict.to_dict() for verdict in verdicts], indent=2))
+        typer.echo(json.dumps(found.to_dict(), indent=2, ensure_ascii=False))
     else:
-        for verdict in verdicts:
+        for verdict in found:
             typer.echo(f"{verdict.claim}: {verdict}")
             if verdict.caught is not None:
                 typer.echo(f"  power: {verdict.caught}")
             if verdict.estimate is not None:
                 typer.echo(f"  if the noise really is Gaussian: ε ≥ {verdict.estimate:.3g}")
+        typer.echo(str(found))
     if plot is not None:
         try:
-            audit_figure(verdicts, plot, audited)
+            audit_figure(list(found), plot, audited)
         except OSError as problem:
             raise InvalidInput("plot", f"cannot write {plot}: {problem.strerror}") from None
         typer.echo(f"wrote {plot}", err=True)
-    if any(verdict.refuted for verdict in verdicts):
+
+
+def _end(found: AuditResult) -> None:
+    """Exit code 1 if the claim was refuted."""
+    if found.refuted:
         raise typer.Exit(1)

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from udpfl.accounting.accountant import check_choices
+from udpfl.accounting.described import counted
 from udpfl.accounting.events import release_count
 from udpfl.accounting.imported import read_events, read_opacus
 from udpfl.cli import _budget_tables as tables
@@ -125,7 +126,9 @@ def import_(
         account = account_to_charge(opened, client, block, fingerprint)
         opened.import_charge(account.id, event, source=source, note=note, fingerprint=fingerprint)
         balance = balance_of(opened, account, 1e-5)
-    typer.echo(f"{client}: imported {release_count(event):,} releases; now {balance.statement}")
+    typer.echo(
+        f"{client}: imported {counted(release_count(event), 'release')}; now {balance.statement}"
+    )
     own = balance.budget
     if own is not None and not balance.statement.epsilon <= own.epsilon:
         typer.echo(f"{client}: this exceeds its budget ε = {own.epsilon:g}; it trains no more")

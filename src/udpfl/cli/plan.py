@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from udpfl.accounting import Accountant, Accounting, Norm
+from udpfl.accounting.described import counted
 from udpfl.accounting.statement import shown
 from udpfl.cli._options import DataDir, mechanism_option, overrides_of, set_option
 from udpfl.cli._preview import show_preview
@@ -263,6 +264,6 @@ def _title(setting: Setting) -> str:
     budget = "" if math.isinf(setting.epsilon) else f" for {word}ε ≤ {setting.epsilon:g}"
     matched = "" if reference is None else f" that matches a Gaussian of multiplier {reference:g}"
     return (
-        f"Noise{matched}{budget}, δ = {setting.delta:g}: {setting.releases:,} releases at sampling "
-        f"rate {setting.rate:g}, {sensitivity.norm} clip {sensitivity.bound:g}{size}"
+        f"Noise{matched}{budget}, δ = {setting.delta:g}: {counted(setting.releases, 'release')} at "
+        f"sampling rate {setting.rate:g}, {sensitivity.norm} clip {sensitivity.bound:g}{size}"
     )

@@ -27,6 +27,14 @@ def report(
             show_default=False,
         ),
     ] = None,
+    pdf: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also print the page of one run to this PDF file, two sheets of A4 to sign. Needs "
+            "Chromium or Chrome, on the PATH or named in $CHROMIUM.",
+            show_default=False,
+        ),
+    ] = None,
     figures: Annotated[
         Path | None,
         typer.Option(
@@ -53,6 +61,8 @@ def report(
 
     udpfl report runs/first
 
+    udpfl report runs/first --pdf first.pdf
+
     udpfl report runs/first runs/second --out comparison.html
 
     udpfl report runs/first --figures figures --format svg
@@ -66,9 +76,16 @@ def report(
     target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("comparison.html"))
     if target.suffix.lower() not in (".html", ".htm"):
         raise InvalidInput("out", f"the file must end in .html, got {target.name!r}")
+    if pdf is not None:
+        _check_pdf(pdf, runs)
     trust_all(trust)
     records = write_report(runs, target)
     typer.echo("\n".join(json.dumps(_plain(run)) for run in records) if json_ else str(target))
+    if pdf is not None:
+        from udpfl.report.pdf import write_pdf
+
+        write_pdf(target, pdf)
+        typer.echo(str(pdf), err=json_)
     if figures is not None:
         from udpfl.report.figures import write_figures
 
@@ -78,6 +95,20 @@ def report(
         _warn(run, quiet=json_)
     if any(run.contradicted for run in records):
         raise typer.Exit(1)
+
+
+def _check_pdf(pdf: Path, runs: list[Path]) -> None:
+    """Refuse what cannot be printed before anything is read."""
+    from udpfl.report.pdf import find_browser
+
+    if pdf.suffix.lower() != ".pdf":
+        raise InvalidInput("pdf", f"the file must end in .pdf, got {pdf.name!r}")
+    if len(runs) > 1:
+        raise InvalidInput(
+            "pdf",
+            "a page to sign is about one run; a browser can print comparison.html",
+        )
+    find_browser()
 
 
 def _warn(run: RunRecord, *, quiet: bool) -> None:

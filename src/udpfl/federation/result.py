@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from udpfl.accounting import PrivacyStatement
+from udpfl.accounting.notebook import card
 from udpfl.config import Config
 from udpfl.ledger.ledger import Ledger
 from udpfl.runs.targets import Reached, Target
@@ -42,6 +43,30 @@ class Run:
     """Published figures on the same test records, to compare with."""
     ledger_is_new: bool = False
     """Whether there was no ledger of that name before."""
+
+    def __repr__(self) -> str:
+        return f"<Run {self.folder}: {self._quality()}, {self.privacy.short}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        rows: list[tuple[str, object]] = [
+            ("model", f"{self.config.model.name}, {self.config.training.algorithm}"),
+            ("result", self._quality()),
+            ("privacy", self.privacy.short),
+            ("rounds", f"{len(self.metrics)} of {self.config.training.rounds}"),
+            ("clients", len(self.clients)),
+            ("time", f"{self.seconds:,.1f} s"),
+            *([("ended early", self.stopped)] if self.stopped else []),
+            ("report", self.report),
+        ]
+        return card(f"Run {self.folder.name}", self.privacy.kind, rows)
+
+    def _quality(self) -> str:
+        """The figure that says how good the model is."""
+        if self.accuracy is not None:
+            return f"accuracy {100 * self.accuracy:.1f} %"
+        rmse = self._last("rmse")
+        return "nothing measured" if rmse is None else f"RMSE {rmse:.4g}"
 
     @cached_property
     def ledger(self) -> Ledger:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 
 from udpfl.accounting.events import Event
 from udpfl.accounting.statement import PrivacyStatement
@@ -242,7 +243,7 @@ class Balances:
         if spending.imported:
             statement = resting_on_imports(statement)
         if spending.trusting:
-            statement = statement.adding(assumptions=[TRUST])
+            statement = replace(statement.adding(assumptions=[TRUST]), trusts_server=True)
         if nominal_run is None:
             return statement
         nominal = as_event(self.charged(account, nominal_run, up_to).totals | plan)

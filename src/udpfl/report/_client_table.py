@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 from udpfl.accounting.statement import shown
-from udpfl.report._sections import paragraphs, text
+from udpfl.report._sections import paragraphs, scrolling, text
 from udpfl.report.read import Client, RunRecord
 from udpfl.report.words import counted, small
 
 _OPEN_CLIENTS = 20
+_ON_PAPER = 12
+"""Clients of which a table fits on the page that is signed."""
 
 
 def clients(run: RunRecord) -> str:
@@ -23,28 +27,51 @@ def clients(run: RunRecord) -> str:
         rows.append(
             f'<tr><th scope="row">{text(client.name)}</th>'
             f"<td>{shown(claimed.epsilon) if claimed else '–'}</td>{proved}"
-            f"<td>{_budget(client)}</td>"
-            f'<td class="wide">{"–" if delta is None else small(delta)}</td>'
-            f"<td>{client.declared_size:,}</td>"
-            f'<td class="wide">{text(client.noise)}</td><td class="wide">{text(client.clip)}</td>'
-            f'<td class="wide">{client.rounds}</td></tr>'
+            f"<td>{_budget(client)}</td><td>{_left(client)}</td>"
+            f"<td>{'–' if delta is None else small(delta)}</td>"
+            f"<td>{client.declared_size:,}</td><td>{text(client.noise)}</td>"
+            f"<td>{text(client.clip)}</td><td>{client.rounds}</td></tr>"
         )
-    spent = "<th>nominal ε</th><th>guaranteed ε</th>" if nominal else "<th>spent ε</th>"
-    noise = "noise of the server, on the sum" if run.server_adds else "noise"
-    table = (
-        '<div class="scroll"><table class="clients"><thead><tr><th>client</th>'
-        f'{spent}<th>{run.budget_name} ε</th><th class="wide">δ</th><th>declared records</th>'
-        f'<th class="wide">{noise}</th><th class="wide">clip</th>'
-        '<th class="wide">rounds asked</th>'
-        f"</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+    columns = [
+        "client",
+        *(("nominal ε", "guaranteed ε") if nominal else ("spent ε",)),
+        f"{run.budget_name} ε", "left", "δ", "declared records",
+        "noise of the server, on the sum" if run.server_adds else "noise", "clip", "rounds asked",
+    ]  # fmt: skip
+    head = "".join(f'<th scope="col">{column}</th>' for column in columns)
+    table = scrolling(
+        f'<table class="clients"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody>'
+        "</table>",
+        "Clients",
     )
     opened = " open" if len(rows) <= _OPEN_CLIENTS else ""
-    about = paragraphs(run.protection)
+    many = len(rows) > _ON_PAPER
+    paper = "screen" if many else "on-paper"
+    about = (f'<p class="paper">{_in_short(run)}</p>' if many else "") + paragraphs(run.protection)
     return (
         '<section aria-labelledby="clients-table"><h2 id="clients-table">Clients</h2>'
-        f"<details{opened}><summary>{counted(len(rows), 'client')}</summary>{table}</details>"
-        f"{about}</section>"
+        f'<details class="{paper}"{opened}><summary>{counted(len(rows), "client")}</summary>{table}'
+        f"</details>{about}</section>"
     )
+
+
+def _in_short(run: RunRecord) -> str:
+    """What stands for the table on paper where it would be too long."""
+    spent = [c.statement.epsilon for c in run.clients if c.statement and c.statement.kind != "none"]
+    low, high = (shown(end(spent)) for end in (min, max)) if spent else ("", "")
+    kind = "nominal ε" if run.kind == "nominal" else "spent ε"
+    said = f": {kind} {low if low == high else f'from {low} to {high}'}" if spent else ""
+    return f"{counted(len(run.clients), 'client')}{said}. The table of all is in report.html."
+
+
+def _left(client: Client) -> str:
+    """How much of its budget is left, rounded down."""
+    if client.budget is None or client.statement is None or client.statement.kind == "none":
+        return "–"
+    if client.has_used_up:
+        return '<span class="spent">used up</span>'
+    left = 1 - client.statement.epsilon / client.budget[0]
+    return f"{math.floor(100 * max(0.0, left))} %"
 
 
 def _budget(client: Client) -> str:
@@ -53,4 +80,4 @@ def _budget(client: Client) -> str:
     said = f"{client.budget[0]:g}"
     if client.configured is None or client.configured[0] == client.budget[0]:
         return said
-    return f'{said} <small class="wide">(configured {client.configured[0]:g})</small>'
+    return f"{said} <small>(configured {client.configured[0]:g})</small>"

@@ -44,7 +44,7 @@ def differences(
 
     Without `all_notes` it may have notes that `found` does not know of, but none may be missing.
     """
-    for name in ("kind", "unit", "neighbours", "composition", "accountant"):
+    for name in ("kind", "unit", "neighbours", "composition", "trusts_server", "accountant"):
         said, own = getattr(stated, name), getattr(found, name)
         if said != own:
             yield Difference(

@@ -9,8 +9,6 @@ from html import escape
 from typing import Any
 
 from udpfl.accounting.statement import shown
-from udpfl.config import Config
-from udpfl.config.documents import known_keys
 from udpfl.report.charts import class_names
 from udpfl.report.read import RunRecord, Tone
 from udpfl.report.verification import State
@@ -32,8 +30,14 @@ def text(value: object) -> str:
 
 
 def prose(value: object) -> str:
-    """A sentence as text, with a command in backticks set as code."""
-    return re.sub("`([^`]+)`", r"<code>\1</code>", text(value))
+    """A sentence as text: commands in backticks set as code, no line break inside `δ = 1`."""
+    plain = re.sub("([εδ]) ([=≤≥]) ", "\\1\u00a0\\2\u00a0", text(value))
+    return re.sub("`([^`]+)`", r"<code>\1</code>", plain)
+
+
+def scrolling(table: str, about: str) -> str:
+    """A table in a frame that scrolls sideways where it is too wide, with keys as well."""
+    return f'<div class="scroll" tabindex="0" role="group" aria-label="{text(about)}">{table}</div>'
 
 
 def figure(value: Any, percent: bool = False) -> str:
@@ -57,7 +61,17 @@ def privacy_badge(run: RunRecord, state: State | None = None) -> str:
 
 
 def header(run: RunRecord) -> str:
-    """Title, the figures everybody looks for, and the state of the run."""
+    """Title and state of the run."""
+    config = run.config
+    return (
+        f'<header><p class="eyebrow">UDP-FL run report</p><h1>{text(run.name)}</h1>'
+        f"<p>{text(config.data.name)}, {text(config.model.name)}, "
+        f"{text(config.training.algorithm)}.</p>{state(run)}</header>"
+    )
+
+
+def tiles(run: RunRecord) -> str:
+    """The figures everybody looks for."""
     config = run.config
     tiles = []
     for key in run.quality:
@@ -73,13 +87,8 @@ def header(run: RunRecord) -> str:
     ):
         count, _, name = counted(number, noun).partition(" ")
         tiles.append((said + count, name))
-    cells = "".join(f"<div><dd>{text(v)}</dd><dt>{text(k)}</dt></div>" for v, k in tiles)
-    return (
-        f'<header><p class="eyebrow">UDP-FL run report</p><h1>{text(run.name)}</h1>'
-        f"<p>{text(config.data.name)}, {text(config.model.name)}, "
-        f"{text(config.training.algorithm)}. {privacy_badge(run)}</p>"
-        f'{state(run)}<dl class="tiles">{cells}</dl></header>'
-    )
+    cells = "".join(f"<div><dt>{prose(k)}</dt><dd>{text(v)}</dd></div>" for v, k in tiles)
+    return f'<dl class="tiles">{cells}</dl>'
 
 
 def _about_epsilon(run: RunRecord) -> str:
@@ -119,8 +128,8 @@ def privacy(run: RunRecord) -> str:
         for b in said.beliefs
     )
     table = (
-        f"<table><caption>{text(said.belief)}</caption><thead><tr><th>before</th>"
-        "<th>after, at least</th><th>after, at most</th></tr>"
+        f'<table><caption>{prose(said.belief)}</caption><thead><tr><th scope="col">before</th>'
+        '<th scope="col">after, at least</th><th scope="col">after, at most</th></tr>'
         f"</thead><tbody>{beliefs}</tbody></table>"
         if beliefs
         else ""
@@ -135,35 +144,8 @@ def privacy(run: RunRecord) -> str:
     return (
         f'<section class="privacy {run.tone}" aria-labelledby="privacy">'
         f'<h2 id="privacy">Privacy in plain words</h2><p class="headline">'
-        f'{text(said.headline)}</p><div class="columns">{"".join(parts)}</div></section>'
+        f'{prose(said.headline)}</p><div class="columns">{"".join(parts)}</div></section>'
     )
-
-
-def banner(run: RunRecord) -> str:
-    """The statement in one line, in the colour and the pattern of its kind."""
-    return (
-        f'<section class="privacy banner {run.tone}" aria-label="Privacy statement">'
-        f'<p class="headline">{privacy_badge(run)} {text(explain(run).headline)}</p>'
-        f"{_checked(run)}"
-        '<p><a href="#privacy">What this means, for whom, and what it does not cover</a></p>'
-        "</section>"
-    )
-
-
-def _checked(run: RunRecord) -> str:
-    """What the number was compared with, or why it could not be."""
-    if run.kind == "none":
-        return ""
-    if run.verification.state == "verified":
-        said = (
-            "Verified: every client’s ε was recomputed from the ledger when this page was made. "
-            "The chain of the ledger is sound, it holds all charges of this run, and the settings, "
-            "noise, figures and model are those that the run sealed in it. The quality of the "
-            "model was measured by the run and not checked here."
-        )
-    else:
-        said = f"Not verified: {'; '.join(run.verification.reasons)}."
-    return f'<p class="checked">{prose(said)}</p>'
 
 
 def paragraphs(lines: Iterable[str]) -> str:
@@ -182,7 +164,7 @@ def confusion(run: RunRecord, beside: str) -> str:
     matrix, names = run.confusion, class_names(run)
     tested = counted(run.evaluation.test_records or 0, "test record")
     return (
-        '<section aria-labelledby="confusion"><h2 id="confusion">Class by class</h2>'
+        '<section class="screen" aria-labelledby="confusion"><h2 id="confusion">Class by class</h2>'
         f"<p>Final model, {tested}. {_worst(matrix, names)}</p>"
         f'<div class="cards"><div><h3>Confusion matrix</h3>{_matrix(matrix, names)}</div>{beside}'
         "</div></section>"
@@ -203,7 +185,8 @@ def _worst(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> str:
 def _matrix(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> str:
     if len(names) > _MATRIX_LIMIT:
         return f"<p>With {len(names)} classes the matrix is in <code>evaluation.json</code>.</p>"
-    size = "small" if len(names) <= 12 else "dense"
+    size = "few" if len(names) <= 3 else "small" if len(names) <= 12 else "dense"
+    size += " named" if len(names) > 3 and max(map(len, names)) > 3 else ""
     head = "".join(f'<th scope="col"><span>{text(name)}</span></th>' for name in names)
     rows = []
     for i, row in enumerate(matrix):
@@ -215,10 +198,13 @@ def _matrix(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> str:
         rows.append(f'<tr><th scope="row">{text(names[i])}</th>{cells}</tr>')
     scale = "".join(f'<span class="h{step}"></span>' for step in range(11))
     return (
-        f'<div class="scroll"><table class="matrix {size}" id="matrix"><caption>Rows: the true '
-        f"class. Columns: what the model said. Shade: share of the row.</caption><thead><tr>"
-        f"<td></td>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-        f'<p class="scale">0 % {scale} 100 % <output id="cell"></output></p>'
+        scrolling(
+            f'<table class="matrix {size}" id="matrix"><caption>Rows: the true class. Columns: '
+            "what the model said. Shade: share of the row.</caption><thead><tr><td></td>"
+            f"{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>",
+            "Confusion matrix",
+        )
+        + f'<p class="scale">0 % {scale} 100 % <output id="cell"></output></p>'
     )
 
 
@@ -235,49 +221,12 @@ def references(run: RunRecord) -> str:
         + "</tr>"
         for name, r in rows
     )
-    head = "".join(f"<th>{k if k == 'accuracy' else k.upper()}</th>" for k in keys)
+    head = "".join(f'<th scope="col">{k if k == "accuracy" else k.upper()}</th>' for k in keys)
     return (
-        '<section aria-labelledby="references"><h2 id="references">'
+        '<section class="screen" aria-labelledby="references"><h2 id="references">'
         "Compared with other forecasts</h2>"
         "<table><caption>On the same test records; smaller is better</caption><thead><tr><td></td>"
         f"{head}</tr></thead><tbody>{body}</tbody></table></section>"
-    )
-
-
-def configuration(config: Config) -> str:
-    """Every key by section; what is at its default is dimmed."""
-    plain = config.model_dump(exclude={"out"})
-    defaults = Config().model_dump()
-    about = known_keys()
-    top = {k: v for k, v in plain.items() if k not in ("data", "model", "privacy", "training")}
-    groups = [("run", "", top, defaults)]
-    for name in ("data", "model", "privacy", "training"):
-        if isinstance(plain[name], dict):
-            groups.append((name, f"{name}.", plain[name], defaults[name]))
-        else:
-            groups.append((name, "", {name: plain[name]}, defaults))
-    body = []
-    for name, prefix, values, usual in groups:
-        rows = []
-        for key, value in values.items():
-            default = key in usual and value == usual[key]
-            shade = ' class="default"' if default else ""
-            said = "not set" if value is None else str(value) if value != {} else "none"
-            note = ' <small class="only">default</small>' if default else ""
-            meaning = about.get(prefix + key, {}).get("description", "")
-            rows.append(
-                f'<tr{shade}><th scope="row">{text(key)}</th><td>{text(said)}{note}</td>'
-                f'<td class="wide">{prose(meaning)}</td></tr>'
-            )
-        changed = sum('class="default"' not in row for row in rows)
-        body.append(
-            f"<details{' open' if changed else ''}><summary>{text(name)} <small>{changed} of "
-            f'{len(rows)} changed</small></summary><table class="keys"><tbody>{"".join(rows)}'
-            "</tbody></table></details>"
-        )
-    return (
-        '<section aria-labelledby="configuration"><h2 id="configuration">Configuration</h2>'
-        f"{''.join(body)}</section>"
     )
 
 
@@ -303,7 +252,12 @@ def facts(run: RunRecord) -> str:
         ("version", f"udpfl {identity.udpfl or '–'}, torch {identity.torch or '–'}"),
         ("run id", identity.id),
     ]
-    body = "".join(f'<tr><th scope="row">{k}</th><td>{text(v)}</td></tr>' for k, v in rows)
+    repeated = ("checked against it", "last charge at the end")  # on paper, they are at the top
+    body = "".join(
+        f'<tr{" class=screen" if k in repeated else ""}><th scope="row">{k}</th><td>{text(v)}</td>'
+        "</tr>"
+        for k, v in rows
+    )
     return (
         '<section aria-labelledby="facts"><h2 id="facts">Run</h2>'
         f'<table class="keys facts"><tbody>{body}</tbody></table></section>'

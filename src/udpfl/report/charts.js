@@ -88,6 +88,16 @@
       this.draw();
     }
 
+    // Long names that stand slanted need more room beneath the bars.
+    room() {
+      const { bars } = this.chart;
+      if (!bars) return BOTTOM;
+      const step = (this.width - LEFT - RIGHT) / bars.labels.length;
+      const longest = Math.max(...shortened(bars.labels).map((label) => label.length));
+      this.flat = step > 6.6 * longest;
+      return this.flat || step <= 13 ? BOTTOM : Math.min(84, 30 + 4.2 * longest);
+    }
+
     measure() { return Math.max(260, Math.round(this.box.clientWidth)); }
     get height() { return this.chart.height || HEIGHT; }
     shown() { return this.chart.series.filter((s) => !this.hidden.has(s.name)); }
@@ -180,14 +190,15 @@
       }
       const f = chart.log ? Math.log10 : (v) => v;
       this.x = (v) => LEFT + (v - ends[0]) / (ends[1] - ends[0]) * (this.width - LEFT - RIGHT);
-      this.y = (v) => this.height - BOTTOM
-        - (f(v) - f(low)) / (f(high) - f(low)) * (this.height - TOP - BOTTOM);
+      this.y = (v) => this.height - this.bottom
+        - (f(v) - f(low)) / (f(high) - f(low)) * (this.height - TOP - this.bottom);
       return { low, high, ends, lines, bands };
     }
 
     draw() {
       const { chart } = this;
       this.width = this.measure();
+      this.bottom = Math.max(BOTTOM, this.room());
       const { low, high, ends, lines, bands } = this.scales();
       const focused = this.root && this.root === document.activeElement;
       const root = this.root = document.createElementNS("http://www.w3.org/2000/svg", "svg");
@@ -198,7 +209,7 @@
         "aria-valuenow": this.at ?? Math.max(0, this.stops.length - 1),
         "aria-valuetext": "move to read values",
       })) root.setAttribute(key, value);
-      const floor = this.height - BOTTOM;
+      const floor = this.height - this.bottom;
       for (const v of chart.log ? decades(low, high) : ticks(low, high, 5)) {
         svg(root, "line", { x1: LEFT, x2: this.width - RIGHT, y1: this.y(v), y2: this.y(v), class: "grid" });
         svg(root, "text", { x: LEFT - 7, y: this.y(v) + 4, class: "tick end" }, tick(v, chart.format));
@@ -267,26 +278,34 @@
     }
 
     bars(root, floor) {
-      const { labels, values, marks, colour, hatched } = this.chart.bars;
+      const { labels, values, marks, colour, hatched, spent } = this.chart.bars;
       const step = this.x(1) - this.x(0);
       const gap = step > 6 ? Math.min(step * 0.2, 12) / 2 : 0;
-      let bodies = "", lids = "";
+      let bodies = "", full = "", lids = "";
       shortened(labels).forEach((label, i) => {
         const left = (this.x(i) + gap).toFixed(1), right = (this.x(i + 1) - gap).toFixed(1);
-        if (values[i] !== null) bodies += `M${left} ${floor}V${this.y(values[i]).toFixed(1)}H${right}V${floor}Z`;
+        const body = values[i] === null ? "" : `M${left} ${floor}V${this.y(values[i]).toFixed(1)}H${right}V${floor}Z`;
+        if (spent && spent[i]) full += body;
+        else bodies += body;
         if (marks[i] !== null) lids += `M${left} ${this.y(marks[i]).toFixed(1)}H${right}`;
-        const short = label.length > 11 ? `${label.slice(0, 10)}…` : label;
         const middle = (this.x(i) + this.x(i + 1)) / 2;
-        if (step > 7 * short.length) {
-          svg(root, "text", { x: middle, y: floor + 16, class: "tick middle" }, short);
+        if (this.flat) {
+          svg(root, "text", { x: middle, y: floor + 16, class: "tick middle" }, label);
         } else if (step > 13) {
           svg(root, "text", { x: middle + 4, y: floor + 12, class: "tick end slanted",
-            transform: `rotate(-35 ${middle + 4} ${floor + 12})` }, short.length > 6 ? `…${label.slice(-5)}` : short);
+            transform: `rotate(-35 ${middle + 4} ${floor + 12})` }, this.ending(label));
         }
       });
-      svg(root, "path", { d: bodies, class: `area ${colour}`,
+      if (bodies) svg(root, "path", { d: bodies, class: `area ${colour}`,
         ...(hatched ? { fill: `url(#hatch-${this.chart.id})`, "data-hatch": "" } : {}) });
+      if (full) svg(root, "path", { d: full, class: "area spent" });
       svg(root, "path", { d: lids, class: "mark solid" });
+    }
+
+    // Beneath a slanted bar there is room for so many letters; the end of a name tells it apart.
+    ending(label) {
+      const room = Math.floor((this.bottom - 16) / 4.2);
+      return label.length > room ? `…${label.slice(1 - room)}` : label;
     }
 
     point(event) {
@@ -320,7 +339,7 @@
       this.cursor.replaceChildren();
       this.readout.textContent = "";
       if (at === null || !this.stops.length) return;
-      const floor = this.height - BOTTOM;
+      const floor = this.height - this.bottom;
       let words;
       if (chart.bars) {
         const { labels, values, marks, mark_name } = chart.bars;
@@ -369,10 +388,16 @@
     });
   }
 
-  // On paper everything folded is unfolded, except the long tables behind the charts.
+  // A table that is wider than its frame says so: shadows alone are easily missed.
+  const frames = new ResizeObserver((seen) => seen.forEach(({ target }) => {
+    target.toggleAttribute("data-scrolls", target.scrollWidth > target.clientWidth + 1);
+  }));
+  document.querySelectorAll(".scroll").forEach((frame) => frames.observe(frame));
+
+  // On paper the table of clients is unfolded; what is left out there is said on the page.
   let unfolded = [];
   addEventListener("beforeprint", () => {
-    unfolded = [...document.querySelectorAll("details:not(.data):not([open])")];
+    unfolded = [...document.querySelectorAll("details.on-paper:not([open])")];
     unfolded.forEach((details) => { details.open = true; });
   });
   addEventListener("afterprint", () => unfolded.forEach((details) => { details.open = false; }));

@@ -62,6 +62,8 @@ class Bars:
     mark_name: str
     colour: str
     hatched: bool = False
+    spent: Sequence[bool] = ()
+    """Which of them have used up what they had, and are drawn in another colour."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +187,8 @@ def _epsilon_by_round(run: RunRecord) -> Chart | None:
     if run.kind == "none":
         return None
     nominal = run.kind == "nominal"
-    colour, dash = run.tone, DASHES[run.kind]
+    full = not nominal and any(client.has_used_up for client in run.clients)
+    colour, dash = "spent" if full else run.tone, DASHES[run.kind]
     x, high = run.column("epsilon", "max")
     _, low = run.column("epsilon", "min")
     _, median = run.column("epsilon", "median")
@@ -237,6 +240,7 @@ def _epsilon_by_client(run: RunRecord) -> Chart | None:
         run.budget_name,
         run.tone,
         nominal,
+        [] if nominal else [client.has_used_up for client in known],
     )
     return Chart(
         "clients", "Privacy spent by client", "clients, sorted" if many else "client", _axis(run),
@@ -246,6 +250,17 @@ def _epsilon_by_client(run: RunRecord) -> Chart | None:
 
 
 def _budget_note(run: RunRecord) -> str:
+    """What the lines over the bars are, and whose budget is used up."""
+    full = [client.name for client in run.clients if client.has_used_up]
+    if run.kind == "nominal" or not full:
+        return _mark_note(run)
+    if len(full) == len(run.clients):
+        return f"{_mark_note(run)} All clients have used up their budgets."
+    some = f"{len(full):,} of {len(run.clients):,} clients have used up their budgets"
+    return f"{_mark_note(run)} {some}; their bars have another colour."
+
+
+def _mark_note(run: RunRecord) -> str:
     if run.budget_name == "budget":
         return "The line over a bar is the client's budget in the ledger when the run ended."
     other = "" if run.kind == "nominal" else " The budget in the ledger may differ."

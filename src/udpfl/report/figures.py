@@ -14,7 +14,7 @@ from udpfl.report.read import RunRecord, read_runs
 
 _COLOURS = {
     "main": "#1f5fbf", "second": "#8a3fa0", "guarantee": "#14734a", "nominal": "#a85400",
-    "unverified": "#5b5f66",
+    "unverified": "#5b5f66", "spent": "#9c1c5c",
     "run-0": "#1f5fbf", "run-1": "#b5176a", "run-2": "#0b7285", "run-3": "#7a3fb0",
     "run-4": "#7a6200", "run-5": "#4b5563", "run-6": "#6d4c41", "run-7": "#2b2f77",
 }  # fmt: skip
@@ -91,10 +91,14 @@ def _bars(axes: Any, chart: Chart) -> None:
     bars = chart.bars
     assert bars is not None
     colour, places = _COLOURS[bars.colour], range(len(bars.labels))
-    face = {"facecolor": "none", "hatch": "///"} if bars.hatched else {"facecolor": colour}
+    full = bars.spent or [False] * len(bars.labels)
+    edges = [_COLOURS["spent"] if own else colour for own in full]
+    face: dict[str, Any] = {"facecolor": edges}
+    if bars.hatched:
+        face = {"facecolor": "none", "hatch": "///"}
     crowded = len(bars.labels) > 60
     width = 1.0 if crowded else 0.8
-    axes.bar(places, _gaps(bars.values), width, edgecolor=colour, linewidth=0 if crowded else 1,
+    axes.bar(places, _gaps(bars.values), width, edgecolor=edges, linewidth=0 if crowded else 1,
              **face)  # fmt: skip
     axes.hlines(
         _gaps(bars.marks), [p - width / 2 for p in places], [p + width / 2 for p in places],

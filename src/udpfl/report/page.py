@@ -16,7 +16,9 @@ from typing import Any
 from udpfl._version import __version__
 from udpfl.report import _sections
 from udpfl.report._client_table import clients
+from udpfl.report._configuration import configuration
 from udpfl.report._sections import text
+from udpfl.report._signing import on_paper, signature, summary
 from udpfl.report.charts import Chart, run_charts
 from udpfl.report.read import RunRecord
 
@@ -42,14 +44,17 @@ def run_page(run: RunRecord) -> str:
     charts = run_charts(run)
     body = [
         _sections.header(run),
-        _sections.banner(run),
+        summary(run),
+        _sections.tiles(run),
         _charts([c for c in charts if c.id != "classes"]),
         _sections.references(run),
         _sections.confusion(run, "".join(_card(c) for c in charts if c.id == "classes")),
         _sections.privacy(run),
         clients(run),
-        _sections.configuration(run.config),
+        configuration(run.config),
+        on_paper(run),
         _sections.facts(run),
+        signature(run),
     ]
     return document(f"{run.name}: run report", "".join(body), charts)
 
@@ -81,7 +86,8 @@ def _card(chart: Chart) -> str:
         f'<figure class="card" data-chart="{text(chart.id)}"><figcaption><h3>{text(chart.title)}'
         f'</h3>{warning}</figcaption><div class="plot"></div><output class="readout"></output>'
         f'<div class="legend"></div>{note}<details class="data"><summary>Table of these numbers'
-        '</summary><div class="scroll"></div></details></figure>'
+        f'</summary><div class="scroll" tabindex="0" role="group" aria-label="Table: '
+        f'{text(chart.title)}"></div></details></figure>'
     )
 
 
@@ -99,7 +105,7 @@ def document(
     body: str,
     charts: Sequence[Chart],
     *,
-    styles: Sequence[str] = ("style.css",),
+    styles: Sequence[str] = ("style.css", "print.css"),
     scripts: Sequence[str] = ("charts.js",),
     data: str = "",
 ) -> str:

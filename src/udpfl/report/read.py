@@ -17,6 +17,7 @@ from udpfl.harmonizer import Matched
 from udpfl.report._protection import Clipped, clip_of, in_sentences, noise_of, what_is_clipped
 from udpfl.report._unfinished import spent_by_unfinished
 from udpfl.report.verification import Verification, check_run
+from udpfl.runs.audits import AuditRecord, read_audits
 from udpfl.runs.files import RunFiles, has_begun
 from udpfl.runs.ledgers import ledger_of
 from udpfl.runs.names import CONFIG
@@ -24,6 +25,8 @@ from udpfl.runs.schema import ClientRow, FinalEvaluation, Identity, Pair, RoundR
 from udpfl.runs.targets import Reached, Target
 
 Tone = Literal["guarantee", "nominal", "none", "unverified"]
+_USED_UP = 0.99
+"""Part of a budget from which on it counts as used up."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,13 @@ class Client:
     def budget(self) -> Pair | None:
         """What its spending is set against: the ledger's word before the configuration's."""
         return self.held or self.configured
+
+    @property
+    def has_used_up(self) -> bool:
+        """Whether hardly anything of its budget is left."""
+        if self.budget is None or self.statement is None or self.statement.kind == "none":
+            return False
+        return self.statement.epsilon >= _USED_UP * self.budget[0]
 
 
 @dataclass(frozen=True)
@@ -81,6 +91,8 @@ class RunRecord:
     """Whether a trusted server adds the noise, and not the clients."""
     protection: tuple[str, ...] = ()
     """What is to be known of noise and clip beside each client's own, in sentences."""
+    audits: tuple[AuditRecord, ...] = ()
+    """What audits of this run found, oldest first."""
 
     @property
     def name(self) -> str:
@@ -302,6 +314,7 @@ def read_run(path: Path) -> RunRecord:
         clipped=clipped,
         server_adds=trusted,
         protection=in_sentences(clipped, trusted, files.clients, metrics),
+        audits=read_audits(path),
     )
 
 

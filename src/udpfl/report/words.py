@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from udpfl.accounting import described
 from udpfl.accounting.events import Neighbours, Unit
 from udpfl.accounting.statement import PrivacyStatement, shown
-from udpfl.ledger.charges import TRUST
 from udpfl.report._notes import notes_of_all
 from udpfl.report.read import RunRecord
 
@@ -24,6 +24,8 @@ LABELS = {
     "none": "Not private",
 }
 NOT_KNOWN = "Not known"
+counted = described.counted
+"""So many of them: 1 client, 1,000 clients."""
 UNITS: dict[Unit, str] = {
     "record": "one record",
     "person": "one person",
@@ -139,11 +141,6 @@ def unit_of(run: RunRecord) -> str:
     return "–" if run.kind == "none" else UNITS[run.unit]
 
 
-def counted(number: int, noun: str) -> str:
-    """So many of them: 1 client, 1,000 clients."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def no_number(run: RunRecord) -> str:
     """What stands in the place of an epsilon where there is none."""
     return "not known" if run.unread else "contradicted" if run.contradicted else "no bound"
@@ -160,7 +157,7 @@ def small(delta: float) -> str:
 
 def trusts_server(statement: PrivacyStatement) -> bool:
     """Whether what is said rests on a server that adds the noise."""
-    return TRUST in statement.assumptions
+    return statement.trusts_server
 
 
 def _headline(run: RunRecord, statement: PrivacyStatement) -> str:

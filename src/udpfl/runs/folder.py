@@ -14,6 +14,7 @@ model.safetensors    the final global model, if one was trained, under its own p
 evaluation.json      the final model on the test split: confusion matrix, or errors by output
 summary.json         what `udpfl run --json` prints, each client's statement, the last charge
 report.html          all of it on one page, for people
+audits/              what later audits found, a file each, see `runs.audits`; nothing seals them
 """
 
 from __future__ import annotations

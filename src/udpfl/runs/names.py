@@ -14,6 +14,7 @@ CHARGED = "charged.log"
 CHECKPOINTS = "checkpoints"
 AGGREGATES = "aggregates"
 UPDATES = "updates"
+AUDITS = "audits"
 
 BEGUN_WITH = (IDENTITY, CONFIG, CLIENTS, RECORDS, PREPROCESSING)
 """Files that are never written again once a run has begun."""
