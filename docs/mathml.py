@@ -13,6 +13,9 @@ from latex2mathml.converter import convert
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
 FUNCTION = re.compile(r"(<mi>(?:log|ln|exp|sinh)</mi>)(?!<mo[^>]*>&#x00028;|</mrow>)")
 FENCE = re.compile(r"<mi>(&#x0230[89AB];|&#x02016;)</mi>")
+TIGHT = re.compile(r'<mo(?: stretchy="false")?>(&#x0007C;|&#x0002F;|&#x0221E;)</mo>')
+LONG = 40
+"""Characters of a formula within a line from which it may be wider than the screen of a phone."""
 
 
 def typeset(page: str) -> str:
@@ -33,4 +36,6 @@ def mathml(tex: str, is_block: bool = False) -> str:
     if "\\" in made or tex.count("{") - tex.count(r"\{") != tex.count("}") - tex.count(r"\}"):
         raise ValueError(f"a formula that cannot be typeset: {tex}")
     made = FENCE.sub(r'<mo stretchy="false">\1</mo>', made)
-    return FUNCTION.sub(r'\1<mspace width="0.17em"/>', made)
+    made = TIGHT.sub(r'<mo stretchy="false" lspace="0" rspace="0">\1</mo>', made)
+    made = FUNCTION.sub(r'\1<mspace width="0.17em"/>', made)
+    return f'<span class="wide">{made}</span>' if len(tex) > LONG and not is_block else made

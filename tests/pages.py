@@ -4,6 +4,7 @@ A mark is a comment on a line of its own before a block, which no reader sees:
 
     <!-- not run: REASON -->                    nothing of the block is run
     <!-- not run, udpfl data fetch: REASON -->  those that begin with these words are not
+    <!-- fails: REASON -->                      every command of the block has to fail
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _BLOCK = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _MARK = re.compile(r"<!-- not run(?:, (?P<command>[^:]+))?: (?P<why>.+?) -->")
+_FAILS = re.compile(r"<!-- fails: .+? -->")
 _SPAN = re.compile(r"(?<!`)`(udpfl [^`]+)`(?!`)")
 
 
@@ -51,6 +53,7 @@ class Block:
     language: str
     text: str
     marks: tuple[tuple[str, str], ...] = ()
+    fails: bool = False
 
     def __str__(self) -> str:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
@@ -81,7 +84,8 @@ def blocks(page: Path) -> Iterator[Block]:
     for found in _BLOCK.finditer(text):
         marks = tuple((own["command"] or "", own["why"]) for own in _MARK.finditer(found["marks"]))
         line = text.count("\n", 0, found.start("fence")) + 1
-        yield Block(page, line, found["language"], found["text"], marks)
+        fails = bool(_FAILS.search(found["marks"]))
+        yield Block(page, line, found["language"], found["text"], marks, fails)
 
 
 def spans(page: Path) -> list[Command]:
