@@ -1,7 +1,7 @@
 """The Python reference: from a public name to the place where its docstring is.
 
-A page says `::: udpfl.calibrate`. Some modules have the name of the function in them, and some names
-are imported only when they are asked for; so a name is looked up in Python first.
+A page says `::: udpfl.calibrate`. Some modules have the name of the function in them, and some
+names are imported only when they are asked for; so a name is looked up in Python first.
 """
 
 from __future__ import annotations

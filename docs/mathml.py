@@ -1,6 +1,6 @@
 """Formulas as MathML, made while the site is built: a browser shows them without any script.
 
-Pages write `$…$` within a line and `$$…$$` on lines of their own, in TeX, which forges show as well.
+Pages write TeX, `$…$` within a line and `$$…$$` on lines of their own. Forges show that as well.
 """
 
 from __future__ import annotations
