@@ -22,7 +22,7 @@ LAYERS = (
     ("algorithms",),
     ("runs",),
     ("federation", "report"),
-    ("running", "analysis", "audit", "trackers"),
+    ("running", "analysis", "audit", "trackers", "trained"),
     ("comparison",),
     ("__init__",),
     ("cli",),

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from udpfl.comparison import Comparison, compare
     from udpfl.federation import Observer, Run
     from udpfl.running import run
+    from udpfl.trained import TrainedModel, load
 
 _NEEDS_TORCH = {
     "Algorithm": "udpfl.algorithms",
@@ -63,6 +64,8 @@ _NEEDS_TORCH = {
     "Observer": "udpfl.federation",
     "Run": "udpfl.federation",
     "compare": "udpfl.comparison",
+    "TrainedModel": "udpfl.trained",
+    "load": "udpfl.trained",
     "run": "udpfl.running",
 }
 
@@ -112,6 +115,7 @@ __all__ = [
     "Staircase",
     "StaircaseL1",
     "Tabulated",
+    "TrainedModel",
     "UdpflError",
     "Unsupported",
     "__version__",
@@ -120,6 +124,7 @@ __all__ = [
     "choose",
     "compare",
     "harmonize",
+    "load",
     "match",
     "plan",
     "rounds_left",

@@ -16,8 +16,12 @@ from udpfl.cli.audit import audit
 from udpfl.cli.compare import compare
 from udpfl.cli.config import config
 from udpfl.cli.data import data
+from udpfl.cli.evaluate import evaluate
+from udpfl.cli.export import export
+from udpfl.cli.init import init
 from udpfl.cli.methods import methods
 from udpfl.cli.plan import plan
+from udpfl.cli.predict import predict
 from udpfl.cli.report import report
 from udpfl.cli.run import run
 from udpfl.config import Config
@@ -28,10 +32,14 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
+app.command()(init)
 app.command()(run)
 app.command()(compare)
 app.command()(plan)
 app.command()(report)
+app.command()(evaluate)
+app.command()(predict)
+app.command()(export)
 app.command()(methods)
 app.add_typer(analyze, name="analyze")
 app.add_typer(audit, name="audit")
@@ -101,6 +109,7 @@ def _spelled(parameter: str) -> str:
 
 
 def _fail(message: str) -> int:
-    text = " ".join(message.split()).replace("Value error, ", "")
+    text = "\n".join(" ".join(line.split()) for line in message.splitlines())
+    text = text.replace("Value error, ", "").replace("\n", "\n  ")
     typer.echo(f"udpfl: error: {text}", err=True)
     return 2
