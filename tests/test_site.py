@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(
 PUBLIC = (
     "udpfl", "udpfl.accounting", "udpfl.algorithms", "udpfl.audit", "udpfl.comparison",
     "udpfl.data", "udpfl.federation", "udpfl.harmonizer", "udpfl.ledger", "udpfl.mechanisms",
-    "udpfl.models", "udpfl.report", "udpfl.trackers",
+    "udpfl.models", "udpfl.report", "udpfl.trackers", "udpfl.trained",
 )  # fmt: skip
 
 
@@ -264,6 +264,7 @@ OUTSIDE = """[...document.querySelectorAll("main *")].filter(own => {
 def check(browser: Chromium, page: Path, width: int, dark: bool) -> None:
     browser.open(page, width, dark=dark)
     where = f"{page.name} at {width}, {'dark' if dark else 'light'}"
+    assert browser.run("document.body.dataset.mdColorScheme") == ("slate" if dark else "default")
     assert browser.run("document.documentElement.scrollWidth - innerWidth") <= 0, where
     assert browser.run(OUTSIDE) == [], where
     assert browser.complaints() == [], where
