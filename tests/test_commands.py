@@ -101,6 +101,9 @@ def test_every_command_exists(block):
             if "⇥" not in own.text:  # a key that is pressed
                 parse(own.words)
         else:
+            assert own.why_not or own.words[0] == "python", (
+                f"{block}: {own.text} is not run; say why"
+            )
             check_elsewhere(own.words)
 
 
