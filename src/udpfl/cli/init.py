@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -35,6 +36,15 @@ def init(
             show_default=False,
         ),
     ] = None,
+    scale: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN=LOW,HIGH",
+            help="Public bounds of a column of numbers, or COLUMN=none where it lies in [-1, 1] "
+            "already. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("udpfl.toml"),
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
@@ -48,11 +58,14 @@ def init(
 
     udpfl init patients.csv --target outcome --by hospital
 
+    udpfl init patients.csv --target ill --scale age=0,110 --scale pressure=60,200
+
     udpfl init 'sites/*.csv'
     """
     if out.exists() and not force:
         raise InvalidInput("out", f"{out} exists; --force overwrites it")
-    text = _for_table(csv, target, by, person) if csv else _for_default(target, by, person)
+    said = (target, by, person, scale or ())
+    text = _for_table(csv, *said) if csv else _for_default(*said)
     try:
         out.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -62,7 +75,13 @@ def init(
     typer.echo(f"wrote {out}{left}\nnext: udpfl run {out} --dry-run")
 
 
-def _for_table(csv: list[str], target: str | None, by: str | None, person: str | None) -> str:
+def _for_table(
+    csv: list[str],
+    target: str | None,
+    by: str | None,
+    person: str | None,
+    scale: Sequence[str],
+) -> str:
     from udpfl.data.beginning import Choices, beginning
     from udpfl.data.csv_files import find_files, read_files
     from udpfl.data.describing import describe, guess_dialect
@@ -70,12 +89,12 @@ def _for_table(csv: list[str], target: str | None, by: str | None, person: str |
     files = find_files(csv, None)
     dialect = guess_dialect(files[0])
     columns = describe(read_files(files, dialect), dialect)
-    return beginning(files, dialect, columns, Choices.of(columns, target, by, person))
+    return beginning(files, dialect, columns, Choices.of(columns, target, by, person, scale))
 
 
-def _for_default(target: str | None, by: str | None, person: str | None) -> str:
+def _for_default(*said: object) -> str:
     from udpfl.config.documents import example
 
-    if target or by or person:
-        raise InvalidInput("csv", "is needed for --target, --by and --person")
+    if any(said):
+        raise InvalidInput("csv", "is needed for --target, --by, --person and --scale")
     return example()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from udpfl.data.columns import toml_key
+from udpfl.data.columns import parse_number, toml_key
 from udpfl.data.csv_files import Dialect
 from udpfl.data.describing import ColumnSummary
 from udpfl.data.options import alternatives
@@ -15,6 +15,8 @@ from udpfl.errors import InvalidInput
 
 _TARGETS = ("target", "label", "class", "outcome", "diagnosis", "y")
 """Names that columns to predict often have."""
+_OPEN = '["LOW", "HIGH"]'
+"""Bounds that the owner has to fill in."""
 _REGRESSED = 20
 """Different numbers from which on a target is taken for one to regress on."""
 
@@ -26,24 +28,45 @@ class Choices:
     target: str
     by: str | None = None
     person: str | None = None
+    scale: Mapping[str, str] = field(default_factory=dict)
+    """Public bounds that the owner names, as they stand in TOML."""
 
     @classmethod
     def of(
         cls,
         columns: Sequence[ColumnSummary],
-        target: str | None,
-        by: str | None,
-        person: str | None,
+        target: str | None = None,
+        by: str | None = None,
+        person: str | None = None,
+        scale: Sequence[str] = (),
     ) -> Choices:
         """What the owner says, and a guess at the target where nothing is said."""
         names = [column.name for column in columns]
-        for option, name in (("target", target), ("by", by), ("person", person)):
+        bounds = dict(map(_bounds, scale))
+        for option, name in (
+            ("target", target),
+            ("by", by),
+            ("person", person),
+            *(("scale", name) for name in bounds),
+        ):
             if name is not None and name not in names:
                 raise InvalidInput(option, f"no column {name!r}; {alternatives(name, names)}")
         if target is None:
             likely = [name for name in names if name.lower() in _TARGETS]
             target = likely[0] if likely else names[-1]
-        return cls(target, by, person)
+        return cls(target, by, person, bounds)
+
+
+def _bounds(said: str) -> tuple[str, str]:
+    """The column and its bounds in "age=0,110", or "x=none"."""
+    name, _, value = said.rpartition("=")
+    low, _, high = value.partition(",")
+    numbers = parse_number(low.strip()), parse_number(high.strip())
+    if value.strip() == "none":
+        return name, '"none"'
+    if not name or None in numbers or not float(low) < float(high):
+        raise InvalidInput("scale", f"must look like age=0,110 or age=none, got {said!r}")
+    return name, f"[{low.strip()}, {high.strip()}]"
 
 
 def beginning(
@@ -76,7 +99,7 @@ def beginning(
         *_missing([*features, target]),
         "",
         *_categories([own for own in features if own.kind == "category"]),
-        *_scale([*scaled, *([target] if is_regression else [])]),
+        *_scale([*scaled, *([target] if is_regression else [])], choices.scale),
         "[model]",
         'name = "logistic"              # or "mlp"; `udpfl methods` and docs/built-in.md list more',
         "",
@@ -172,7 +195,7 @@ def _categories(columns: Sequence[ColumnSummary]) -> list[str]:
     ]
 
 
-def _scale(columns: Sequence[ColumnSummary]) -> list[str]:
+def _scale(columns: Sequence[ColumnSummary], bounds: Mapping[str, str]) -> list[str]:
     if not columns:
         return []
     return [
@@ -180,6 +203,6 @@ def _scale(columns: Sequence[ColumnSummary]) -> list[str]:
         "# TODO: public bounds of every number, mapped to [-1, 1]; values beyond are clamped.",
         "# Not the range in the file, which is private, but limits that everybody may know;",
         '# "none" says that a column lies in [-1, 1] already. `udpfl data describe` shows ranges.',
-        *(f'{toml_key(own.name)} = ["LOW", "HIGH"]' for own in columns),
+        *(f"{toml_key(own.name)} = {bounds.get(own.name, _OPEN)}" for own in columns),
         "",
     ]
