@@ -30,8 +30,8 @@ from udpfl.cli.app import app
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 CHEAP = {"plan", "methods", "config", "data", "budget", "report", "--show-completion"}
 """Verbs that train and attack nothing."""
-READING = {"budget", "report"}
-"""Those among them that read what a training has left."""
+READING = {"budget", "data", "report"}
+"""Those among them that may read what an earlier command has left."""
 SMALLER = {
     "run": ["--set", "training.rounds=2"],
     "compare": ["--set", "training.rounds=1", "--set", "model.name=logistic", "--seeds", "2"],
