@@ -1,7 +1,7 @@
 # Everything on a fresh machine needs Python >= 3.11 and make, nothing else.
 PYTHON ?= python3
 VENV := .venv
-CHECKED := src tests benchmarks examples docs/site.py docs/tables.py docs/tutorial.ipynb
+CHECKED := src tests benchmarks examples docs/api.py docs/mathml.py docs/site.py docs/tables.py docs/tutorial.ipynb
 BIN := $(VENV)/bin
 BENCH := .venv-bench
 # A process per core, and one thread each: small tensors keep one core busy, hardly ever several.

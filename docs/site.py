@@ -2,8 +2,8 @@
 
 The tutorial comes from its notebook with the outputs stored in it, the reference of the command
 line from the command itself, tables of what is built in from the registries (`tables.py`), the
-changelog from the root; and a file that a page links to beside
-docs/ becomes a page as well, so that the site is complete without the repository.
+changelog from the root; formulas become MathML (`mathml.py`); and a file that a page links to
+beside docs/ becomes a page as well, so that the site is complete without the repository.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import typer.main
+from api import located
+from mathml import typeset
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from tables import filled
@@ -24,7 +27,7 @@ from tables import filled
 from udpfl.cli.app import app
 
 ROOT = Path(__file__).parent.parent
-OUTSIDE = re.compile(r"\]\(\.\./([^)#\s]+)")
+OUTSIDE = re.compile(r"\]\((\.\./(?:\.\./)*)([^)#\s]+)")
 SOURCES = {".py": "python", ".toml": "toml", ".json": "json", ".txt": "text"}
 
 
@@ -33,8 +36,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     add = {"changelog.md": (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")}
     add["tutorial.md"], pictures = notebook(ROOT / "docs" / "tutorial.ipynb", "tutorial")
     for page in files.documentation_pages():
-        for path in OUTSIDE.findall(page.content_string):
-            if (ROOT / path).is_file():
+        for up, path in OUTSIDE.findall(page.content_string):
+            if leaves(page.src_uri, up) and (ROOT / path).is_file():
                 add[placed(path)] = shown(ROOT / path)
     for uri, content in {**add, **pictures}.items():
         files.append(File.generated(config, uri, content=content))
@@ -43,9 +46,29 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Lead links out of docs/ to the pages made for them, and complete the command's page."""
-    markdown = OUTSIDE.sub(lambda link: f"]({placed(link[1])}", markdown)
-    markdown = filled(markdown.replace("](tutorial.ipynb", "](tutorial.md"))
-    return markdown + reference() if page.file.src_uri == "cli.md" else markdown
+    uri = page.file.src_uri
+    markdown = OUTSIDE.sub(lambda link: lead(link, uri), located(markdown))
+    markdown = filled(re.sub(r"(\]\((?:\.\./)?)tutorial\.ipynb", r"\1tutorial.md", markdown))
+    return markdown + reference() if uri == "cli.md" else markdown
+
+
+def on_page_content(html: str, page: Page, **_: Any) -> str:
+    """Typeset the formulas."""
+    try:
+        return typeset(html)
+    except ValueError as error:
+        raise PluginError(f"{page.file.src_uri}: {error}") from error
+
+
+def leaves(uri: str, up: str) -> bool:
+    """Whether a link that begins with these `../` leads out of docs/."""
+    return uri.startswith("repository/") or up.count("/") > uri.count("/")
+
+
+def lead(link: re.Match[str], uri: str) -> str:
+    """A link out of docs/ as one to the page made for it; any other as it is."""
+    up, path = link[1], link[2]
+    return f"]({up[3:]}{placed(path)}" if leaves(uri, up) else link[0]
 
 
 def placed(path: str) -> str:

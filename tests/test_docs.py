@@ -1,8 +1,7 @@
-"""The pages, the site made of them, the tutorial and the examples: no dead link, nothing stale."""
+"""The pages, the tutorial and the examples: no dead link, nothing stale."""
 
 from __future__ import annotations
 
-import html
 import json
 import os
 import re
@@ -11,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from html.parser import HTMLParser
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -21,14 +19,13 @@ import typer.main
 
 import udpfl
 from tests.repository import EXAMPLES, ROOT
-from udpfl import algorithms, data, mechanisms, models
+from udpfl import algorithms, mechanisms
 from udpfl.cli.app import app
 
 TUTORIAL = ROOT / "docs" / "tutorial.ipynb"
 PAGES = sorted(
     [*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md"), *EXAMPLES.glob("**/*.md")]
 )  # fmt: skip
-site_tools = pytest.mark.skipif(find_spec("mkdocs") is None, reason="the docs extra is missing")
 
 
 # Links, as a forge shows the pages
@@ -95,66 +92,7 @@ def test_dead_links_are_found(tmp_path):
     assert dead_links(tmp_path / "a.md") == ["no.md", "b.md#none", "#b", "no.png"]
 
 
-# The site
-
-
-class Links(HTMLParser):
-    """The ids of a page, where it leads, and what a browser fetches to show it."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.ids: set[str] = set()
-        self.links: list[str] = []
-        self.fetched: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        found = dict(attributes)
-        self.ids |= {found[name] for name in ("id", "name") if found.get(name)}
-        address = found.get("href") or found.get("src")
-        if address:
-            self.links.append(address)
-            follows = tag == "a" or found.get("rel") in ("canonical", "next", "prev")
-            if not follows:
-                self.fetched.append(address)
-
-
-def build(folder: Path, into: Path) -> subprocess.CompletedProcess[str]:
-    # Not --quiet: warnings that are not shown do not count as such.
-    return subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", into],
-        cwd=folder, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("site") / "site"
-    done = build(ROOT, folder)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder
-
-
-@site_tools
-def test_the_site_has_no_dead_link_and_fetches_nothing_from_elsewhere(site):
-    pages = {path: Links(path.read_text()) for path in site.rglob("*.html")}
-    assert len(pages) >= 10
-    for path, page in pages.items():
-        elsewhere = [a for a in page.fetched if urlsplit(a).netloc]
-        assert elsewhere == [], path.name
-        for address in page.links:
-            link = urlsplit(address)
-            if link.scheme or link.netloc or path.name == "404.html":
-                continue
-            target = (path.parent / unquote(link.path)).resolve() if link.path else path
-            target = target / "index.html" if target.is_dir() else target
-            assert target.is_file(), f"{path.name}: {address}"
-            if link.fragment and target in pages:
-                known = pages[target].ids | {"__search", "__toc", "__skip"}
-                assert unquote(link.fragment) in known, f"{path.name}: {address}"
-    for sheet in site.rglob("*.css"):
-        assert not re.search(r"(url\(|@import\s*)['\"]?(https?:)?//", sheet.read_text()), sheet.name
+# Tables made from the registries
 
 
 def verbs(command=None, path=()) -> dict[str, object]:
@@ -173,30 +111,6 @@ def test_the_table_of_commands_lists_every_verb():
     assert all(len(does) > 20 for does in rows.values())
 
 
-@site_tools
-def test_the_site_explains_every_verb_and_option(site):
-    text = html.unescape(re.sub(r"<[^>]+>", "", (site / "cli.html").read_text()))
-    sections = dict(
-        re.findall(r"^udpfl ([a-z -]+)¶$(.*?)(?=^udpfl [a-z -]+¶$|\Z)", text, re.M | re.S)
-    )
-    assert sections.keys() == verbs().keys()
-    for name, command in verbs().items():
-        assert " ".join(command.help.partition("\n\n")[0].split()) in sections[name]
-        for parameter in command.params:
-            said = parameter.help.replace("`", "")  # which the page shows as code
-            assert said in sections[name], f"{name} {parameter.name}"
-            assert not parameter.opts[0].startswith("-") or parameter.opts[0] in sections[name]
-
-
-@site_tools
-def test_the_site_lists_everything_that_is_built_in(site):
-    page = (site / "built-in.html").read_text()
-    assert "<!-- table" not in page
-    for package in (algorithms, data, mechanisms, models):
-        for name in package.BUILT_IN:
-            assert f"<td><code>{name}</code></td>" in page
-
-
 def test_every_mark_of_a_page_has_its_table():
     tables = runpy.run_path(str(ROOT / "docs" / "tables.py"))
     pages = ((ROOT / "docs" / name).read_text() for name in ("built-in.md", "cli.md"))
@@ -205,30 +119,6 @@ def test_every_mark_of_a_page_has_its_table():
     )
     for mechanism in mechanisms.BUILT_IN.values():
         assert mechanism.summary
-
-
-@site_tools
-def test_the_site_shows_the_tutorial_and_the_examples(site):
-    tutorial = (site / "tutorial.html").read_text()
-    assert "A budget over several runs" in tutorial
-    assert re.search(r'<img alt="[^"]+" src="images/tutorial-1.png"', tutorial)
-    assert (site / "images" / "tutorial-1.png").read_bytes().startswith(b"\x89PNG")
-    assert (site / "repository" / "examples" / "own_mechanism.py.html").is_file()
-    assert not list(site.rglob("*.py"))
-
-
-@site_tools
-def test_a_dead_link_ends_the_build(tmp_path):
-    for name in ("docs", "examples"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("runs"))
-    for name in ("mkdocs.yml", "CHANGELOG.md"):
-        shutil.copy(ROOT / name, tmp_path / name)
-    page = tmp_path / "docs" / "sharp-edges.md"
-    page.write_text(page.read_text() + "\n[a](running.md#nowhere) [b](nowhere.md)\n")
-    done = build(tmp_path, tmp_path / "site")
-    assert done.returncode == 1
-    assert "#nowhere" in done.stdout + done.stderr
-    assert "nowhere.md" in done.stdout + done.stderr
 
 
 # The tutorial
@@ -291,7 +181,7 @@ def test_the_table_of_ones_own_runs_as_printed(tmp_path, monkeypatch):
     page = (ROOT / "docs" / "running.md").read_text()
     section = page.partition("## A table of your own\n")[2].partition("\n## ")[0]
     settings = tomllib.loads(re.search(r"```toml\n(.*?)```", section, re.S)[1])
-    call = re.search(r"```\n(udpfl\.run\(.*?)```", section, re.S)[1]
+    call = re.search(r"```python\n(udpfl\.run\(.*?)```", section, re.S)[1]
     for result in (udpfl.run(settings), eval(call, {"udpfl": udpfl})):
         assert result.accuracy > 0.8
         assert result.privacy.kind == "guarantee"
@@ -374,18 +264,6 @@ def test_the_package_of_plugins(here, monkeypatch):
     assert result.config.training.algorithm == "fedcm"
     readme = re.findall(r"```toml\n(.*?)```", (plugin / "README.md").read_text(), re.DOTALL)
     assert tomllib.loads(readme[0]) == tomllib.loads((EXAMPLES / "plugin.toml").read_text())
-
-
-def blocks():
-    page = (ROOT / "docs" / "interop.md").read_text()
-    return re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-
-
-@pytest.mark.parametrize("number", range(len(blocks())))
-def test_every_python_block_of_the_page_runs(number, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    exec(compile(blocks()[number], "docs/interop.md", "exec"), {"__name__": "page"})
-    assert capsys.readouterr().out
 
 
 def test_the_page_about_the_architecture_names_what_there_is():

@@ -103,18 +103,6 @@ def test_one_exception_hierarchy():
         raise errors.MissingExtra("torch", "train")
 
 
-def python_blocks() -> list[str]:
-    text = (ROOT / "README.md").read_text() + (ROOT / "docs" / "running.md").read_text()
-    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-
-
-@pytest.mark.parametrize("number", range(len(python_blocks())))
-def test_every_python_block_of_the_docs_runs(number, tmp_path):
-    done = python(python_blocks()[number], tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout
-
-
 def test_every_link_in_the_docs_leads_somewhere():
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):

@@ -82,7 +82,7 @@ def settings_page(
         title,
         body,
         (),
-        styles=("style.css", "comparison.css"),
+        styles=("style.css", "print.css", "comparison.css"),
         scripts=("charts.js", "comparison.js"),
         data=data,
     )
