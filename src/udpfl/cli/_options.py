@@ -15,11 +15,6 @@ from typing import Annotated, Any
 import typer
 
 from udpfl.cli._completion import assignments, one_of
-from udpfl.config.documents import known_keys
-from udpfl.config.explaining import SYNONYMS, nearest
-from udpfl.mechanisms import BUILT_IN as MECHANISMS
-from udpfl.plugins import offered
-from udpfl.plugins import trust as trust_place
 
 DataDir = Annotated[
     Path | None,
@@ -39,8 +34,10 @@ Trust = Annotated[
 
 def trust_all(places: Sequence[str] | None) -> None:
     """Import what `--trust` names: nothing else lets a file name code."""
+    from udpfl.plugins import trust
+
     for place in places or ():
-        trust_place(place)
+        trust(place)
 
 
 def set_option(help: str) -> Any:
@@ -51,10 +48,14 @@ def set_option(help: str) -> Any:
 def mechanism_option(help: str, *words: str) -> Any:
     """`--mechanism`: a built-in one, one of these words, or one's own by its place."""
 
+    from udpfl.mechanisms import BUILT_IN
+
     def names() -> list[str]:
-        return [*MECHANISMS, *words]
+        return [*BUILT_IN, *words]
 
     def check(value: str) -> str:
+        from udpfl.plugins import offered
+
         if ":" in value or value in names() or value in offered("mechanisms"):
             return value
         known = ", ".join(names())
@@ -96,6 +97,9 @@ def unknown_option(error: Any, arguments: Sequence[str]) -> str:
 
 def _keys(name: str) -> Iterator[str]:
     """The keys that somebody who writes --name means: by their last part, or in full."""
+    from udpfl.config.documents import known_keys
+    from udpfl.config.explaining import SYNONYMS
+
     leaf = name.replace("-", "_")
     if f"{leaf}.name" in known_keys():
         yield f"{leaf}.name"
@@ -107,6 +111,8 @@ def _keys(name: str) -> Iterator[str]:
 
 def _nearer(option: str, similar: Sequence[str]) -> list[str]:
     """The key that a slip of the pen is nearest to, unless an option is as near."""
+    from udpfl.config.explaining import nearest
+
     near = nearest(option.removeprefix("--"))
     if near is None:
         return []
