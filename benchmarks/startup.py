@@ -18,16 +18,6 @@ import sys
 from pathlib import Path
 
 PLAN = ["plan", "--epsilon=8", "--steps=300", "--sampling-rate=0.05", "--dimension=26010"]
-    "plan",
-    "--epsilon",
-    "8",
-    "--steps",
-    "300",
-    "--sampling-rate",
-    "0.05",
-    "--dimension",
-    "26010",
-]
 CASES = {
     "python -c pass": ["-c", "pass"],
     "import udpfl": ["-c", "import udpfl"],

@@ -23,6 +23,7 @@ LAYERS = (
     ("algorithms",),
     ("runs",),
     ("federation", "report"),
+    ("live",),
     ("running", "analysis", "audit", "trackers"),
     ("comparison",),
     ("__init__",),

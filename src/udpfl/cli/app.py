@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from typing import Annotated
@@ -10,6 +9,7 @@ from typing import Annotated
 import typer
 
 from udpfl._version import __version__
+from udpfl.cli._log import set_up_log
 from udpfl.cli._verbs import Verbs
 from udpfl.errors import BudgetExceeded, InvalidInput, UdpflError, UnknownKey
 
@@ -45,13 +45,13 @@ def _root(
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Print more log messages.")
     ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print no progress and no notes.")
+    ] = False,
 ) -> None:
-    logging.basicConfig(
-        level=logging.DEBUG if verbose else logging.WARNING,
-        format="%(name)s: %(message)s" if verbose else "note: %(message)s",
-    )
-    for chatty in ("matplotlib", "PIL"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    if verbose and quiet:
+        raise typer.BadParameter("--verbose and --quiet cannot both hold")
+    set_up_log(verbose, quiet)
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
         raise typer.Exit
