@@ -44,7 +44,8 @@ class PlanRow:
         if self.noise is None or self.statement is None:
             return f"<PlanRow: {self.mechanism}, impossible: {self.why}>"
         place = "" if self.rank is None else f"{self.rank}. "
-        return f"<PlanRow: {place}{self.mechanism}, noise std {self.noise.noise_std:.4g}, {_cost(self)}>"
+        noise = f"noise std {self.noise.noise_std:.4g}"
+        return f"<PlanRow: {place}{self.mechanism}, {noise}, {_cost(self)}>"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; infinite numbers are the string "inf", missing ones null."""

@@ -30,6 +30,10 @@ VERBS: dict[str, Verb] = {
     "compare": Verb(
         "compare", "Run a grid of settings with several seeds each, and compare the results."
     ),
+    "runs": Verb("runs", "List the runs in a folder: data, method, accuracy, epsilon and state."),
+    "doctor": Verb(
+        "doctor", "Check what is installed, the device, the data folder and the ledgers."
+    ),
     "plan": Verb(
         "plan",
         "Find the smallest noise that keeps a privacy budget, and the mechanism that needs the "

@@ -13,6 +13,7 @@ CHARGED = "charged.log"
 CHECKPOINTS = "checkpoints"
 AGGREGATES = "aggregates"
 UPDATES = "updates"
+LOCK = ".lock"
 
 BEGUN_WITH = (IDENTITY, CONFIG, CLIENTS, RECORDS)
 """Files that are never written again once a run has begun."""
