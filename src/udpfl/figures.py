@@ -60,8 +60,9 @@ def noise_figure(
     axes.set_ylabel("noise standard deviation / clip (less is better)")
     dimension = options["dimension"]
     size = "" if dimension is None else f", {dimensions(dimension)}"
+    many = "1 release" if options["steps"] == 1 else f"{options['steps']:,} releases"
     axes.set_title(
-        f"{options['steps']:,} releases at rate {options['sampling_rate']:g}, "
+        f"{many} at rate {options['sampling_rate']:g}, "
         f"δ = {options['delta']:g}, {options['norm']} clip{size}",
         fontsize=10,
     )

@@ -147,7 +147,8 @@ def _data(data_dir: Path | None) -> Iterator[Check]:
         return
     else:
         yield Check("data folder", "ok", str(data_dir))
-    complete, begun = [], []
+    complete: list[str] = []
+    begun: list[str] = []
     for name, source in sources().items():
         if found := presences(source, data_dir):
             (complete if found[0].complete else begun).append(name)

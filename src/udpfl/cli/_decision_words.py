@@ -27,11 +27,11 @@ def describe_decision(change: Decision, folders: Mapping[str, str]) -> str | Non
         case "reserve" if content.get("exchanged"):
             return f"reservation of {run} changed with its noise"
         case "reserve":
-            return f"{_releases(content):,} releases reserved for {run}"
+            return f"{_releases(content)} reserved for {run}"
         case "give back":
             return f"reservation of {run} freed"
         case "take over":
-            return f"takes over {_releases(content):,} releases, because records may have moved"
+            return f"takes over {_releases(content)}, because records may have moved"
         case "begin":
             sealed = "" if content["files"] is None else ", its files sealed"
             by = f", planned by the {own} accountant" if (own := content.get("accountant")) else ""
@@ -39,7 +39,7 @@ def describe_decision(change: Decision, folders: Mapping[str, str]) -> str | Non
         case "end":
             return f"{run} ended, its files sealed"
         case "division":
-            return f"one data set divided among {len(content['clients'])} clients"
+            return f"one data set divided among {counted(len(content['clients']), 'client')}"
         case "upgrade":
             return f"upgraded from format {content['format']}"
         case "open":
@@ -47,5 +47,11 @@ def describe_decision(change: Decision, folders: Mapping[str, str]) -> str | Non
     return None
 
 
-def _releases(content: Mapping[str, Any]) -> int:
-    return sum(count * releases_of(event) for event, count in content["totals"].items())
+def counted(number: int, noun: str) -> str:
+    """A number of things: 1 release, 2 releases."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _releases(content: Mapping[str, Any]) -> str:
+    number = sum(count * releases_of(event) for event, count in content["totals"].items())
+    return counted(number, "release")

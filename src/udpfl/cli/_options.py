@@ -77,10 +77,22 @@ def overrides_of(set_: Sequence[str] | None, data_dir: Path | None) -> list[str]
     return [*(set_ or []), *folder]
 
 
+GLOBAL = ("--quiet", "-q", "--verbose", "-v", "--version")
+"""Options of the command itself, which come before a verb."""
+_NEAR = 0.8
+"""How alike an option and a key have to be: a hint that is wrong is worse than none."""
+
+
 def unknown_option(error: Any, arguments: Sequence[str]) -> str:
     """The message of a usage error; an option that is meant for a key says how to set that key."""
     message = str(error.format_message())
     option, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
+    if option in GLOBAL and context is not None and context.parent is not None:
+        words: list[str] = []
+        while context.parent is not None:
+            words, context = [context.info_name, *words], context.parent
+        called = " ".join(["udpfl", option, *words])
+        return f"No such option: {option}. It belongs before the verb: {called}"
     if option is None or context is None or not option.startswith("--"):
         return message
     takes_keys = any("--set" in parameter.opts for parameter in context.command.params)
@@ -92,6 +104,11 @@ def unknown_option(error: Any, arguments: Sequence[str]) -> str:
         return message
     value = _value(option, arguments)
     ways = " or ".join(f"--set {shlex.quote(f'{key}={value}')}" for key in keys)
+    if len(keys) > 1 and option == "--epochs":
+        return (
+            f"No such option: {option}. A run has rounds, and in each round local epochs of every "
+            f"client; use {ways}"
+        )
     return f"No such option: {option}. It is a configuration key; use {ways}"
 
 
@@ -103,6 +120,8 @@ def _keys(name: str) -> Iterator[str]:
     leaf = name.replace("-", "_")
     if f"{leaf}.name" in known_keys():
         yield f"{leaf}.name"
+    elif leaf == "epochs":
+        yield from ("training.rounds", "training.local_epochs")
     elif leaf in SYNONYMS:
         yield SYNONYMS[leaf]
     elif leaf != "training":  # a section with nothing that stands for it
@@ -118,7 +137,8 @@ def _nearer(option: str, similar: Sequence[str]) -> list[str]:
         return []
     names = [f"--{near.rpartition('.')[2]}", *similar]
     likeness = [difflib.SequenceMatcher(None, option, name).ratio() for name in names]
-    return list(_keys(near)) if likeness[0] > max(likeness[1:], default=0.0) else []
+    is_near = likeness[0] >= _NEAR and likeness[0] > max(likeness[1:], default=0.0)
+    return list(_keys(near)) if is_near else []
 
 
 def _value(option: str, arguments: Sequence[str]) -> str:

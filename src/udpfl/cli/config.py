@@ -14,6 +14,7 @@ from rich.text import Text
 
 from udpfl.cli._completion import assignments
 from udpfl.config import Config, apply, dump, example, load, read, schema
+from udpfl.config.models import SECTIONS
 from udpfl.errors import InvalidInput, MissingExtra
 
 config = typer.Typer(help="Show all configuration keys, and check a configuration file.")
@@ -157,7 +158,9 @@ def _summary(path: Path, settings: Config) -> Table:
     chosen, standard = settings.model_dump(exclude_none=True), Config().model_dump()
     for key, value in chosen.items():
         if not isinstance(value, dict):
-            if value != standard[key]:
+            if key in SECTIONS:  # privacy = "none"
+                sections[key] = [_said(value)]
+            elif value != standard[key]:
                 sections.setdefault("run", []).append(f"{key} = {_said(value)}")
             continue
         section = sections.setdefault(key, [])

@@ -225,7 +225,8 @@ def _title(setting: Setting) -> str:
     word = "nominal " if setting.accounting == "scalar" else ""
     budget = "" if math.isinf(setting.epsilon) else f" for {word}ε ≤ {setting.epsilon:g}"
     matched = "" if reference is None else f" that matches a Gaussian of multiplier {reference:g}"
+    many = "1 release" if setting.releases == 1 else f"{setting.releases:,} releases"
     return (
-        f"Noise{matched}{budget}, δ = {setting.delta:g}: {setting.releases:,} releases at sampling "
+        f"Noise{matched}{budget}, δ = {setting.delta:g}: {many} at sampling "
         f"rate {setting.rate:g}, {sensitivity.norm} clip {sensitivity.bound:g}{size}"
     )

@@ -145,7 +145,7 @@ def _merged(section: str, below: Any, above: Mapping[str, Any]) -> dict[str, Any
     if not isinstance(below, Mapping):
         return dict(above)
     leaf = next((own.partition(".")[2] for own in _NAMES if own.startswith(f"{section}.")), None)
-    if leaf in above and "options" not in above:
+    if leaf is not None and leaf in above and "options" not in above:
         below = _without_options(section, below, above[leaf])
     return {**below, **above}
 

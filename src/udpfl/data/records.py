@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Literal, get_args
@@ -73,15 +73,17 @@ class Records:
         return fingerprint_of([(self, np.arange(len(self)) if indices is None else indices)])
 
 
+def record_digests(records: Records, rows: ArrayLike) -> Iterator[bytes]:
+    """What names each of these records: its input and its target."""
+    for i in np.asarray(rows, dtype=np.int64):
+        yield blake2b(records.inputs[i].tobytes() + records.targets[i].tobytes()).digest()
+
+
 def fingerprint_of(parts: Sequence[tuple[Records, ArrayLike]]) -> str:
     """32 hexadecimal digits that name these records of all parts together, in any order."""
     first = parts[0][0]
     chosen = [(records, np.asarray(rows, dtype=np.int64)) for records, rows in parts]
-    digests = sorted(
-        blake2b(records.inputs[i].tobytes() + records.targets[i].tobytes()).digest()
-        for records, rows in chosen
-        for i in rows
-    )
+    digests = sorted(own for records, rows in chosen for own in record_digests(records, rows))
     whole = blake2b(digest_size=16)
     for array in (first.inputs, first.targets):
         whole.update(f"{array.dtype.str} {(len(digests), *array.shape[1:])};".encode())

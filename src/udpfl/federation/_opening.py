@@ -18,6 +18,11 @@ from udpfl._version import __version__
 from udpfl.config import Config, dump, load
 from udpfl.errors import InvalidInput
 from udpfl.federation._calibration import why_nothing_is_claimed
+from udpfl.federation._client_data import (
+    require_client_count,
+    stated_clients,
+    warn_of_shared_records,
+)
 from udpfl.federation.builders import OWN
 from udpfl.federation.configured_names import trusted_settings
 from udpfl.federation.plan import ReleasePlan
@@ -68,6 +73,8 @@ def read_arguments(
         if given is not None:
             own[name] = {**_section(own.get(name)), "name": OWN}
     if isinstance(data, list):
+        for stated in (sections, config):
+            require_client_count(stated_clients(stated), len(data))
         own["data"]["clients"] = len(data)
     return Asked(load(config, own), None, model, data)
 
@@ -94,6 +101,7 @@ def prepare(asked: Asked, unclaimed: str | None) -> None:
 def check(setup: Setup) -> None:
     """Refuse a model that the engine cannot train, and warn of settings that are hardly meant."""
     setup.check_model()
+    warn_of_shared_records(setup.data, setup.parts, setup.names)
     setup.show_public_records()
     _advise(setup.config)
 

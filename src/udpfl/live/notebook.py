@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,15 +35,15 @@ class NotebookBar(Follower):
 
     def __init__(self) -> None:
         self._display: Any = None
+        self._html: Any = None
         self._pace: Pace | None = None
         self._figures: list[str] = []
 
     def on_start(self, config: Config, folder: Path) -> None:
-        from IPython.display import HTML, display  # type: ignore[attr-defined]
-
-        self._html = HTML
+        page: Any = import_module("IPython.display")
+        self._html = page.HTML
         self._pace = Pace(config.training.rounds)
-        self._display = display(HTML(self._bar(0, "preparing")), display_id=True)  # type: ignore[no-untyped-call]
+        self._display = page.display(self._html(self._bar(0, "preparing")), display_id=True)
 
     def on_round(self, row: dict[str, Any]) -> None:
         if self._pace is None:
