@@ -156,3 +156,8 @@ def test_an_error_has_every_problem_as_data():
     assert [key for key, _ in refused.value.problems] == ["seed", "threads"]
     assert json.dumps(refused.value.problems)
     assert InvalidInput("a", "b").problems == (("a", "b"),)
+
+
+def test_options_of_data_that_is_handed_over_stay():
+    below = {"data": {"name": "table", "options": {"target": "ill"}}}
+    assert load(below, {"data": {"name": "own"}}).data.options == {"target": "ill"}

@@ -14,7 +14,7 @@ from tests.accounting.samples import STEP, TENTH
 from tests.ledger.samples import ROUND, charge, raw
 from udpfl import Budget, InvalidInput, Repeated, account
 from udpfl.accounting.serial import event_from_dict, event_from_json
-from udpfl.cli.budget import budget as budget_app
+from udpfl.cli._decisions import budget as budget_app
 from udpfl.ledger.ledger import Ledger
 
 app = typer.Typer()
@@ -177,6 +177,7 @@ def test_every_verb_that_decides_prints_json(used):
 
 def test_a_ledger_that_is_not_sound_says_so_in_json(used):
     with raw(used) as file:
+        file.execute("DROP TRIGGER charges_never_update")
         file.execute("UPDATE charges SET count = count + 1 WHERE id = 1")
     result = call("verify", used, "--json")
     assert result.exit_code == 1

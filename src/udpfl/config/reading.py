@@ -75,6 +75,8 @@ def _assignment(override: str) -> tuple[str, Any]:
     return key, _parsed(text)
 
 
+OWN = "own"
+"""Stands for a model or data set that was handed over in Python; options are about that one."""
 _NAMES = {"data.name": "data set", "model.name": "model", "training.algorithm": "method"}
 """Keys that name something which has options of its own, in the same section."""
 
@@ -85,7 +87,7 @@ def _without_options(section: str, below: Mapping[str, Any], name: Any) -> dict[
     leaf = key.partition(".")[2]
     old = below.get(leaf, SECTIONS[section].model_fields[leaf].default)
     options = below.get("options")
-    if not options or old == name:
+    if not options or name in (old, OWN):
         return dict(below)
     listed = ", ".join(options) if isinstance(options, Mapping) else repr(options)
     log.warning(

@@ -16,6 +16,7 @@ from torch import nn
 
 from udpfl._version import __version__
 from udpfl.config import Config, dump, load
+from udpfl.config.reading import OWN
 from udpfl.errors import InvalidInput
 from udpfl.federation._calibration import why_nothing_is_claimed
 from udpfl.federation._client_data import (
@@ -23,7 +24,6 @@ from udpfl.federation._client_data import (
     stated_clients,
     warn_of_shared_records,
 )
-from udpfl.federation.builders import OWN
 from udpfl.federation.configured_names import trusted_settings
 from udpfl.federation.plan import ReleasePlan
 from udpfl.federation.setup import Setup

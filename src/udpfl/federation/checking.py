@@ -7,10 +7,11 @@ from typing import Any
 
 from udpfl import algorithms, data, models
 from udpfl.config import Config
+from udpfl.config.reading import OWN
 from udpfl.errors import InvalidInput, UdpflError
 from udpfl.federation._combinations import check_combination
 from udpfl.federation._own_noise import own_noise
-from udpfl.federation.builders import OWN, build_algorithm
+from udpfl.federation.builders import build_algorithm
 from udpfl.plugins import offered, own_mechanism, resolve
 
 _SIZE, _DIMENSION = 100, 1000
