@@ -24,7 +24,7 @@ LAYERS = (
     ("runs",),
     ("federation", "report"),
     ("live",),
-    ("running", "analysis", "audit", "trackers"),
+    ("running", "analysis", "audit", "trackers", "trained"),
     ("comparison",),
     ("__init__",),
     ("cli",),

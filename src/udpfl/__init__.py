@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     )
     from udpfl.planning import Plan, PlanRow, plan
     from udpfl.running import run
+    from udpfl.trained import TrainedModel, load
 
 _PLACES = {
     "Algorithm": "algorithms",
@@ -96,6 +97,7 @@ _PLACES = {
     "Staircase": "mechanisms",
     "StaircaseL1": "mechanisms",
     "Tabulated": "mechanisms",
+    "TrainedModel": "trained",
     "UdpflError": "errors",
     "Unsupported": "errors",
     "account": "accounting",
@@ -103,6 +105,7 @@ _PLACES = {
     "choose": "harmonizer",
     "compare": "comparison",
     "harmonize": "harmonizer",
+    "load": "trained",
     "match": "harmonizer",
     "plan": "planning",
     "rounds_left": "accounting.budget",
@@ -170,6 +173,7 @@ __all__ = [
     "Staircase",
     "StaircaseL1",
     "Tabulated",
+    "TrainedModel",
     "UdpflError",
     "Unsupported",
     "__version__",
@@ -178,6 +182,7 @@ __all__ = [
     "choose",
     "compare",
     "harmonize",
+    "load",
     "match",
     "plan",
     "rounds_left",

@@ -200,7 +200,7 @@ threads = 1
 
 [data]
 name = "table"
-options = { path = "ages.csv", target = "ill" }
+options = { path = "ages.csv", target = "ill", scale = "none" }
 clients = 2
 
 [model]

@@ -32,7 +32,7 @@ def config(tmp_path):
         [data]
         name = "table"
         clients = 3
-        options = { path = "table.csv", target = "kind" }
+        options = { path = "table.csv", target = "kind", scale = "none" }
         [model]
         name = "logistic"
         [privacy]

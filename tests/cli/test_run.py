@@ -310,7 +310,12 @@ def test_a_table_in_python_partitioned_by_a_column(config, tmp_path):
     lines = (tmp_path / "table.csv").read_text().splitlines()
     sites = [f"{line},{'site' if i == 0 else 'abc'[i % 3]}" for i, line in enumerate(lines)]
     (tmp_path / "sites.csv").write_text("\n".join(sites) + "\n")
-    section = {"clients": 3, "partition": "column", "by": "site", "options": {"target": "kind"}}
+    section = {
+        "clients": 3,
+        "partition": "column",
+        "by": "site",
+        "options": {"target": "kind", "scale": "none"},
+    }
     result = udpfl.run(
         {"data": section, "training": {"rounds": 1}, "out": str(tmp_path / "run")},
         data=tmp_path / "sites.csv",

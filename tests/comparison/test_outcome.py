@@ -308,7 +308,7 @@ def test_regression_is_compared_by_its_rmse(tmp_path):
         "name": "table",
         "clients": 2,
         "task": "regression",
-        "options": {"path": "table.csv", "target": "y"},
+        "options": {"path": "table.csv", "target": "y", "scale": "none"},
     }
     result = udpfl.compare({**BASE, "data": data}, vary={"epsilon": [2, 8]}, seeds=2, out="grid")
     assert result.metric == "rmse"

@@ -226,7 +226,11 @@ def test_a_file_of_another_name_is_other_data_and_of_the_same_name_elsewhere_is_
         path = tmp_path / place / name
         path.parent.mkdir(exist_ok=True)
         path.write_text("\n".join(["a,b,y", *rows]))
-        data = {"name": "table", "clients": 2, "options": {"path": str(path), "target": "y"}}
+        data = {
+            "name": "table",
+            "clients": 2,
+            "options": {"path": str(path), "target": "y", "scale": "none"},
+        }
         found.append(read_run(train(f"{place}-{name}", data=data)))
     assert selection_of(found[1:]) is None
     (total,) = selection_of(found).totals

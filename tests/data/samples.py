@@ -27,7 +27,7 @@ def rng(seed: int = 0) -> np.random.Generator:
 
 
 def refused(match: str, parameter: str = "data.dir"):
-    return pytest.raises(InvalidInput, match=rf"^{parameter}: .*{match}")
+    return pytest.raises(InvalidInput, match=rf"(?s)^{parameter}: .*{match}")
 
 
 def make(**changes):

@@ -12,7 +12,7 @@ from udpfl.data import load
 def read(tmp_path, text=HOSPITALS, test=1, seed=0, **options):
     path = tmp_path / "hospitals.csv"
     path.write_text(text, encoding="utf-8")
-    settings = {"path": str(path), "target": "ill", "by": "site"} | options
+    settings = {"path": str(path), "target": "ill", "by": "site", "scale": "none"} | options
     return load("table", options=settings, test=test, seed=seed)
 
 
@@ -35,7 +35,7 @@ def test_a_table(tmp_path):
     relative = load(
         "table",
         directory=tmp_path,
-        options={"path": "hospitals.csv", "target": ["ill"], "by": ["site"]},
+        options={"path": "hospitals.csv", "target": ["ill"], "by": ["site"], "scale": "none"},
     )
     assert rows(relative) == rows(data)
 
@@ -47,15 +47,16 @@ def test_integer_labels_sort_as_numbers(tmp_path):
     stated = read(tmp_path, text, target="y", by=None, labels=[10, 2, 9, 77])
     assert stated.classes == 4
     assert rows(stated) == {(10,): 0, (2,): 1, (9,): 2}
-    with refused("row 2: '9' is not one of", "data.options.labels"):
+    with refused("row 2, column y: '9' is not one of '10', '2'", "data.options.path"):
         read(tmp_path, text, target="y", by=None, labels=[10, 2])
 
 
 def test_scaling_uses_public_bounds_and_clamps(tmp_path):
-    data = read(tmp_path, scale={"age": [40, 60]})
+    scale = {"age": [40, 60], "dose": "none"}
+    data = read(tmp_path, scale=scale)
     assert sorted(rows(data)) == [(-1, -2), (-1, 1.5), (0, 0.25), (1, 3), (1, 10)]
     # Another record changes nothing about the others: no statistic of the data is used.
-    more = read(tmp_path, HOSPITALS + "1000,1000,east,no\n", scale={"age": [40, 60]})
+    more = read(tmp_path, HOSPITALS + "1000,1000,east,no\n", scale=scale)
     assert rows(data).items() <= rows(more).items()
 
 
@@ -64,7 +65,7 @@ def test_regression_on_several_columns(tmp_path):
         HOSPITALS.replace("ill\n", "ill,x\n").replace("yes\n", "yes,1\n").replace("no\n", "no,2\n")
     )
     options = {"target": ["age", "dose"], "task": "regression", "by": ["site", "ill"]}
-    data = read(tmp_path, text, scale={"dose": [0, 2]}, **options)
+    data = read(tmp_path, text, scale={"dose": [0, 2], "age": "none", "x": "none"}, **options)
     assert (data.classes, data.outputs, data.input_shape) == (None, 2, (1,))
     assert set(data.columns) == {"site", "ill"}
     both = np.concatenate([data.train.targets, data.test.targets]).tolist()
@@ -74,12 +75,19 @@ def test_regression_on_several_columns(tmp_path):
 @pytest.mark.parametrize(
     ("text", "options", "parameter", "match"),
     [
-        (HOSPITALS.replace("0.25", "low"), {}, "data.columns.dose", "row 3: 'low' is not"),
-        (HOSPITALS.replace("0.25", ""), {}, "data.columns.dose", "row 3: .*missing"),
-        (HOSPITALS.replace("0.25", "nan"), {}, "data.columns.dose", "row 3: 'nan'"),
-        (HOSPITALS.replace("east,yes", "east,"), {}, "data.columns.ill", "row 4.*missing"),
-        (HOSPITALS.replace("east", ""), {}, "data.columns.site", "row 4.*missing"),
-        (HOSPITALS, {"by": None}, "data.columns.site", "row 1: 'north' is not .*data[.]by"),
+        (HOSPITALS.replace("0.25", "low"), {}, "data.options.path", "row 3, column dose: 'low'"),
+        (HOSPITALS.replace("0.25", ""), {}, "data.options.path", "row 3, column dose: .*missing"),
+        (HOSPITALS.replace("0.25", "nan"), {}, "data.options.path", "row 3, column dose: .*miss"),
+        (HOSPITALS.replace("0.25", "inf"), {}, "data.options.path", "row 3, .*'inf' is not a num"),
+        (HOSPITALS.replace("0.25", "1_0"), {}, "data.options.path", "row 3, .*'1_0' is not a num"),
+        (
+            HOSPITALS.replace("east,yes", "east,"),
+            {},
+            "data.options.path",
+            "row 4, .*ill: .*missing",
+        ),
+        (HOSPITALS.replace("east", ""), {}, "data.options.path", "row 4, column site: .*missing"),
+        (HOSPITALS, {"by": None}, "data.options.path", "row 1, column site: 'north' is not"),
         (HOSPITALS + "1,2\n", {}, "data.options.path", "row 6 has 2 values for 4"),
         ("age,age,site,ill\n1,2,3,4\n", {}, "data.options.path", "distinct"),
         ("", {}, "data.options.path", "empty"),
@@ -92,8 +100,13 @@ def test_regression_on_several_columns(tmp_path):
         (HOSPITALS, {"task": "rank"}, "data.options.task", "'rank'"),
         (HOSPITALS, {"scale": {"ag": [0, 1]}}, "data.options.scale.ag", "did you mean age"),
         (HOSPITALS, {"scale": {"ill": [0, 1]}}, "data.options.scale.ill", "not a numeric"),
-        (HOSPITALS, {"scale": {"age": [1, 1]}}, "data.options.scale.age", "low < high"),
-        (HOSPITALS, {"scale": {"age": 3}}, "data.options.scale.age", "low, high"),
+        (
+            HOSPITALS,
+            {"scale": {"age": [1, 1], "dose": "none"}},
+            "data.options.scale.age",
+            "LOW < HIGH",
+        ),
+        (HOSPITALS, {"scale": {"age": 3, "dose": "none"}}, "data.options.scale.age", "LOW, HIGH"),
         (HOSPITALS, {"scale": 3}, "data.options.scale", "got 3"),
         (HOSPITALS, {"path": "no such.csv"}, "data.options.path", "no file no such.csv"),
         (HOSPITALS, {"path": None}, "data.options.path", "got None"),

@@ -89,9 +89,10 @@ def test_tasks_are_inferred_and_can_be_stated():
 def test_a_path_is_a_table(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text(HOSPITALS)
-    data = as_dataset(path, options={"target": "dose", "by": ["site", "ill"]}, task="regression")
+    options = {"target": "dose", "by": ["site", "ill"], "scale": "none"}
+    data = as_dataset(path, options=options, task="regression")
     assert (data.name, data.task, len(data.test)) == ("own", "regression", 1)
-    with refused("fraction or a number of rows", "data.test"):
+    with refused("fraction, a number of rows, or a table", "data.test"):
         as_dataset(path, test=(X, Y), options={"target": "ill"})
     with refused("`by`", "data.options"):
         as_dataset(path, classes=3, options={"target": "ill"})
@@ -104,7 +105,9 @@ def test_a_path_is_a_table(tmp_path):
         ([], {}, "data", "empty"),
         ((X, Y, Y), {}, "data", "3 entries"),
         ((X, Y[:-1]), {}, "data.targets", "20 inputs"),
-        ((X, np.array(["a"] * 20)), {}, "data.targets", "real numbers"),
+        ((X, np.array([b"a"] * 20)), {}, "data.targets", "real numbers"),
+        ((X, ["a", "b"] * 10), {"classes": 3}, "data.classes", "there are 2 labels"),
+        ((X, ["a", "b"] * 10), {"options": {"labels": ["a", "c"]}}, "data.options.labels", "'b'"),
         (X, {}, "data", "got ndarray"),
         ({"x": X}, {}, "data", "got dict"),
         (3, {}, "data", "got int"),
@@ -119,7 +122,7 @@ def test_a_path_is_a_table(tmp_path):
         ((X, Y), {"test": 20}, "data.test", "got 20"),
         ((X, Y), {"seed": -1}, "seed", "got -1"),
         ((X, Y), {"columns": {"site": range(21)}}, "data.columns.site", "20 records, got 21"),
-        ((X, Y), {"options": {"by": "x"}}, "data.options", "only a table"),
+        ((X, Y), {"options": {"by": "x"}}, "data.options.by", "of tables only"),
         ([(X, Y)], {"columns": {"site": range(20)}}, "data.columns", "per client"),
         ([(X[:2], Y[:2])] * 3, {}, "data.test", "none"),
         (make(), {"test": 0.5}, "data.test", "its own"),
@@ -135,6 +138,6 @@ def test_items_that_are_no_pairs_are_refused():
         def __getitem__(self, index):
             return dict([self.items[index]])
 
-    with refused("record 0 must be a pair", "data"):
+    with refused("record 1 has the fields", "data"):
         as_dataset(Dictionaries("ab", "cd"))
     assert issubclass(InvalidInput, UdpflError)

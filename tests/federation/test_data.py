@@ -92,7 +92,7 @@ def test_a_table_by_configuration_alone(tmp_path):
                 "by": "site",
                 "clients": 4,
                 "declared_sizes": 12,
-                "options": {"path": "people.csv", "target": "kind"},
+                "options": {"path": "people.csv", "target": "kind", "scale": "none"},
             },
             "model": {"name": "logistic"},
             "training": {"rounds": 10, "sampling_rate": 1.0, "learning_rate": 0.5},

@@ -21,7 +21,8 @@ from udpfl.mechanisms import Mechanism, Radial
 from udpfl.mechanisms.base import positive
 from udpfl.sensitivity import Sensitivity, whole
 
-Unit = Literal["record", "client"]
+Unit = Literal["record", "person", "client"]
+"""Whose presence is hidden: a record, a person with all its rows at a client, or a client."""
 Neighbours = Literal["add-remove", "replace-one"]
 
 
@@ -35,10 +36,10 @@ def _probability(name: str, value: float) -> None:
 class Release:
     """Noise on a sum clipped to `sensitivity`.
 
-    `unit` says whose presence the sensitivity bounds: one record, or a whole client.
+    `unit` says whose presence the sensitivity bounds: one record, a person, or a whole client.
 
     Raises:
-        InvalidInput: A field has another type, `unit` is neither of the two, or noise of whole
+        InvalidInput: A field has another type, `unit` is none of them, or noise of whole
             vectors is for another dimension.
 
     Example:
@@ -52,7 +53,7 @@ class Release:
     sensitivity: Sensitivity
     """How far one unit can move the sum."""
     unit: Unit = "record"
-    """Whose presence the sensitivity bounds: "record" or "client"."""
+    """Whose presence the sensitivity bounds: "record", "person" or "client"."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.mechanism, Mechanism):
@@ -60,7 +61,7 @@ class Release:
         if not isinstance(self.sensitivity, Sensitivity):
             raise InvalidInput("sensitivity", f"must be a Sensitivity, got {self.sensitivity!r}")
         if self.unit not in get_args(Unit):
-            raise InvalidInput("unit", f"must be record or client, got {self.unit!r}")
+            raise InvalidInput("unit", f"must be record, person or client, got {self.unit!r}")
         self._check_dimension()
 
     def _check_dimension(self) -> None:
@@ -94,7 +95,7 @@ class PureDP:
     epsilon: float
     """Of one use, at delta = 0."""
     unit: Unit = "record"
-    """Whose presence it hides: "record" or "client"."""
+    """Whose presence it hides: "record", "person" or "client"."""
     neighbours: Neighbours = "add-remove"
     """Whether data sets differ by one unit more ("add-remove") or by another one
     ("replace-one")."""

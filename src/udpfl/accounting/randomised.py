@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from udpfl.accounting.events import PureDP, Repeated, Unit
 from udpfl.errors import InvalidInput
@@ -49,6 +49,6 @@ class Randomised:
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Randomised:
         """The inverse of `to_dict`; anything else raises."""
-        if plain.keys() != {"randomiser", "unit"} or plain["unit"] not in ("record", "client"):
+        if plain.keys() != {"randomiser", "unit"} or plain["unit"] not in get_args(Unit):
             raise InvalidInput("release", f"is neither noise nor a randomiser: {plain!r}")
         return cls(randomiser_of(plain["randomiser"]), plain["unit"])

@@ -24,6 +24,13 @@ COMPOSITIONS: dict[Composition, str] = {
 }
 
 
+_IN_WORDS: dict[Unit, str] = {
+    "record": "record",
+    "person": "person with all rows at a client,",
+    "client": "client with all its records,",
+}
+
+
 def weakest_kind(statements: Iterable[PrivacyStatement]) -> Kind:
     """The kind that may be said of all of them together: nobody lends a guarantee to others."""
     weakest_first: tuple[Kind, ...] = ("none", "nominal", "guarantee")
@@ -65,7 +72,7 @@ class PrivacyStatement:
     accountant: str
     """Which accountant found epsilon."""
     unit: Unit = "record"
-    """Whose presence is hidden: "record" or "client"."""
+    """Whose presence is hidden: "record", "person" or "client"."""
     neighbours: Neighbours = "add-remove"
     """Whether that unit is added or removed, or replaced."""
     vector_epsilon: float = math.inf
@@ -105,7 +112,7 @@ class PrivacyStatement:
         if self.kind == "none":
             return "not private: " + "; ".join(self.notes)
         relation = {"add-remove": "added or removed", "replace-one": "replaced"}[self.neighbours]
-        unit = {"record": "record", "client": "client with all its records,"}[self.unit]
+        unit = _IN_WORDS[self.unit]
         assumed = "".join(f"; {own}" for own in self.assumptions)
         if self.kind == "nominal":
             return (

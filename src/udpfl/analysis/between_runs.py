@@ -236,8 +236,10 @@ def _on(network: nn.Module, records: Records, device: torch.device) -> tuple[Ten
 
 def _records(a: Trained, b: Trained) -> tuple[Records, Records, str]:
     """Records to train the curve on, others to measure it on, and words for both."""
-    taken = _digests(a.setup.data.train, a.held) | _digests(b.setup.data.train, b.held)
-    public = _free(a.setup.data.train, a.setup.public, taken)
+    taken = _digests(*a.setup.data.train.single_rows(a.held))
+    taken |= _digests(*b.setup.data.train.single_rows(b.held))
+    rows, aside = a.setup.data.train.single_rows(a.setup.public)
+    public = _free(rows, aside, taken)
     test = _free(a.setup.data.test, np.arange(len(a.setup.data.test)), taken)
     name = a.setup.config.data.name
     if len(public) >= _FEWEST and len(test) >= _FEWEST:
@@ -245,7 +247,7 @@ def _records(a: Trained, b: Trained) -> tuple[Records, Records, str]:
             f"The curve was trained on {len(public)} public records of {name} and measured on "
             f"{len(test)} test records."
         )
-        return a.setup.data.train.subset(public), a.setup.data.test.subset(test), words
+        return rows.subset(public), a.setup.data.test.subset(test), words
     if len(test) < 2 * _FEWEST:
         raise InvalidInput(
             "run",

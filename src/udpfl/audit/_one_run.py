@@ -26,9 +26,11 @@ from udpfl.audit._bounds import one_run_proved
 from udpfl.audit.verdict import POWER, finite
 from udpfl.config import Config, load
 from udpfl.data import DataSet
-from udpfl.data.records import Indices, Records
+from udpfl.data.persons import NO_LABEL
+from udpfl.data.records import Indices
 from udpfl.engine import Loss
-from udpfl.federation.builders import prepare_inputs
+from udpfl.federation._persons import apply_to_rows
+from udpfl.federation.builders import prepare_records
 from udpfl.federation.observers import Observer
 from udpfl.federation.run import run
 from udpfl.federation.setup import Setup
@@ -190,7 +192,7 @@ class OneRun:
 def one_run(setup: Setup, client: int, count: int) -> OneRun:
     """Train once with canaries among the records of one client."""
     settings, data, parts = setup.config, setup.data, setup.parts
-    network, loss = setup.network, setup.loss
+    network, loss = setup.trained_network, setup.trained_loss
     own_records = parts[client]
     chosen = np.random.default_rng(secrets.randbits(128)).permutation(own_records)[:count]
     there = np.array([secrets.randbits(1) for _ in chosen], dtype=bool)
@@ -198,8 +200,9 @@ def one_run(setup: Setup, client: int, count: int) -> OneRun:
     targets[chosen] = _wrong(targets[chosen], data)
     owners = list(parts)
     owners[client] = np.setdiff1d(own_records, chosen[~there])
-    marked = replace(data, train=Records(data.train.inputs, targets), owners=tuple(owners))
-    x = prepare_inputs(network, data.train.inputs[chosen], torch.device("cpu"))
+    train = replace(data.train, targets=targets, positions=None)
+    marked = replace(data, train=train, owners=tuple(owners))
+    x = prepare_records(setup.network, train.subset(chosen), torch.device("cpu"))
     y = torch.from_numpy(targets[chosen])
     view = ServersView(f"client-{client}", network, loss, x, y)
     with tempfile.TemporaryDirectory() as folder:
@@ -216,9 +219,16 @@ def one_run(setup: Setup, client: int, count: int) -> OneRun:
             own["privacy"] = _own_budget(settings, folder)
             if settings.privacy.accounting == "vector":  # which holds against who knows names, too
                 own["training"]["shuffle"] = False
-        result = run(load(settings, own), data=marked, model=network, loss=loss, observers=[view])
+        result = run(
+            load(settings, own),
+            data=marked,
+            model=setup.network,
+            loss=setup.loss,
+            observers=[view],
+        )
+    trained = apply_to_rows(result.model) if setup.has_persons else result.model
     with torch.no_grad():
-        final = -loss(result.model.eval()(x), y).double().numpy()
+        final = -loss(trained.eval()(x), y).double().numpy()
     return OneRun(view.scores if view.seen else None, final, there)
 
 
@@ -236,8 +246,9 @@ def _own_budget(settings: Config, folder: str) -> dict[str, Any]:
 def _wrong(targets: NDArray[Any], data: DataSet) -> NDArray[Any]:
     """A label or a value that no model would guess: what it remembers of it, it saw."""
     if data.task == "classification":
-        return np.asarray((targets + 1) % data.outputs, dtype=targets.dtype)
-    return np.asarray(targets + 3 * data.train.targets.std(), dtype=targets.dtype)
+        wrong = np.where(targets == NO_LABEL, NO_LABEL, (targets + 1) % data.outputs)
+        return np.asarray(wrong, dtype=targets.dtype)
+    return np.asarray(targets + 3 * data.train.rows.targets.std(), dtype=targets.dtype)
 
 
 def _declared(settings: Config, parts: list[Indices]) -> int | list[int]:

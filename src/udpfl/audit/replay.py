@@ -103,8 +103,8 @@ class Subject:
     """Passes over the batches of a sample, before another one is drawn."""
 
     def __post_init__(self) -> None:
-        if self.release.unit != "record":
-            raise InvalidInput("release", "must be one of a record: steps of clients have no noise")
+        if self.release.unit == "client":
+            raise InvalidInput("release", "must not be of clients: their steps have no noise")
         for name, alone in (("rate", self.rate < 1), ("batches", self.batches > 1)):
             if alone and len(self.inputs) > 1:
                 raise InvalidInput(

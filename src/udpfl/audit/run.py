@@ -30,10 +30,11 @@ from udpfl.audit.replay import Subject, replayed, verdict_of
 from udpfl.audit.verdict import Verdict
 from udpfl.audit.worlds import Releases
 from udpfl.config import Config, load
+from udpfl.data.persons import NO_LABEL
 from udpfl.data.records import Indices
 from udpfl.engine import Entropy, LaneModel, Loss
 from udpfl.errors import InvalidInput, Unsupported
-from udpfl.federation.builders import choose_device, prepare_inputs
+from udpfl.federation.builders import choose_device, prepare_records
 from udpfl.federation.configured_names import trusted_settings
 from udpfl.federation.plan import ReleasePlan
 from udpfl.federation.protection import planned_protection
@@ -108,7 +109,7 @@ class Target:
         """A record, the label that pulls hardest, and one that pulls another way."""
         rows = self.records[:_CANDIDATES]
         x, labels = self._inputs(rows), self._labels(rows)
-        gradients = per_sample(self.setup.network, self.setup.loss)
+        gradients = per_sample(self.setup.trained_network, self.setup.trained_loss)
         weights = {
             n: p.detach() for n, p in self.setup.network.named_parameters() if p.requires_grad
         }
@@ -125,15 +126,16 @@ class Target:
         return x[row : row + 1], labels[label][row : row + 1], labels[other][row : row + 1]
 
     def _inputs(self, rows: Indices) -> Tensor:
-        inputs = self.setup.data.train.inputs[rows]
-        return prepare_inputs(self.setup.network, inputs, torch.device("cpu"))
+        records = self.setup.data.train.subset(rows)
+        return prepare_records(self.setup.network, records, torch.device("cpu"))
 
     def _labels(self, rows: Indices) -> list[Tensor]:
-        """What each of the records might have been labelled."""
+        """What each of the records might have been labelled; all rows of a person alike."""
         targets = torch.from_numpy(self.setup.data.train.targets[rows])
         if self.setup.data.task == "classification":
-            return [torch.full_like(targets, label) for label in range(self.setup.data.outputs)]
-        spread = 3 * float(self.setup.data.train.targets.std())
+            labels = range(self.setup.data.outputs)
+            return [torch.where(targets == NO_LABEL, NO_LABEL, label) for label in labels]
+        spread = 3 * float(self.setup.data.train.rows.targets.std())
         return [targets + spread, targets - spread]
 
     def whole(self) -> Worlds:
@@ -142,7 +144,7 @@ class Target:
         x = self._inputs(rows)
         y = torch.from_numpy(self.setup.data.train.targets[rows])
         self.setup.show_public_records()
-        model = LaneModel(self.setup.network, self.setup.loss)
+        model = LaneModel(self.setup.trained_network, self.setup.trained_loss)
         model.check(model.initial(), x[:3], y[:3])
         rate = self.setup.config.training.learning_rate
         return ClientUnderAudit(self.plan, self.setup.algorithm, model, x, y, rate).worst()
@@ -154,8 +156,8 @@ class Target:
         samples, epochs, batches = _few_steps(self.plan)
         device = choose_device(self.setup.config.device)
         alone = Subject(
-            self.setup.network,
-            self.setup.loss,
+            self.setup.trained_network,
+            self.setup.trained_loss,
             x,
             label,
             self.release,
@@ -166,13 +168,15 @@ class Target:
             epochs=epochs,
         )
         crowd = Subject(
-            self.setup.network, self.setup.loss, x.repeat(3, *[1] * (x.dim() - 1)),
-            torch.cat([other, other, label]), self.release, chunk=2, device=device,
+            self.setup.trained_network, self.setup.trained_loss,
+            x.repeat(3, *[1] * (x.dim() - 1)), torch.cat([other, other, label]), self.release,
+            chunk=2, device=device,
         )  # fmt: skip
         steps = f"{alone.steps} steps"
         if self.plan.epochs * self.plan.batches > 1:
             steps = f"{samples * epochs} epochs of {batches} batches"
-        return {f"record alone, {steps} as sampled": alone, "record in a full batch": crowd}
+        unit = self.release.unit
+        return {f"{unit} alone, {steps} as sampled": alone, f"{unit} in a full batch": crowd}
 
 
 def _few_steps(plan: ReleasePlan) -> tuple[int, int, int]:
@@ -377,7 +381,7 @@ def _claimed_of_a_record(target: Target, delta: float) -> tuple[float, float]:
     if target.setup.config.privacy.pace == "plateau":  # rounds differ, and keep the budget together
         assert target.plan.budget is not None, "every client of a private run has a budget"
         epsilon = target.plan.budget.epsilon
-    if target.release.unit == "record":
+    if target.release.unit != "client":
         return epsilon, delta
     # A record may change all that its client sends: as if it left and another came.
     return 2 * epsilon, min(1.0, delta * (1 + math.exp(min(epsilon, 700.0))))

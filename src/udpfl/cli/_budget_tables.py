@@ -52,8 +52,10 @@ def notes_on(balances: Iterable[Balance], folders: Mapping[str, str]) -> dict[st
     names: dict[str, list[str]] = {}
     for balance in balances:
         notes = list(balance.statement.remarks)
-        if balance.statement.kind != "none" and balance.statement.unit == "client":
-            notes.append("ε is for the whole client, not for one record")
+        unit = balance.statement.unit
+        if balance.statement.kind != "none" and unit != "record":
+            whole = {"client": "the whole client", "person": "a person with all rows"}[unit]
+            notes.append(f"ε is for {whole}, not for one record")
         if balance.imported:
             notes.append(f"{balance.imported:,} of the releases were made outside of this package")
         if balance.reserved:

@@ -26,6 +26,7 @@ class Verb(NamedTuple):
 
 
 VERBS: dict[str, Verb] = {
+    "init": Verb("init", "Write a commented configuration for your table."),
     "run": Verb("run", "Train a model over many clients, each within its own privacy budget."),
     "compare": Verb(
         "compare", "Run a grid of settings with several seeds each, and compare the results."
@@ -42,6 +43,14 @@ VERBS: dict[str, Verb] = {
     "report": Verb(
         "report",
         "Write the report of a run as one HTML file that works offline, or compare several runs.",
+    ),
+    "evaluate": Verb(
+        "evaluate", "Evaluate the model of a run on its test records, or on records of yours."
+    ),
+    "predict": Verb("predict", "Predict new records with the model of a run."),
+    "export": Verb(
+        "export",
+        "Export the model of a run as ONNX, TorchScript, or a state dict for torch.load.",
     ),
     "methods": Verb(
         "methods",

@@ -90,6 +90,7 @@ def _spelled(parameter: str) -> str:
 
 
 def _fail(message: str) -> int:
-    text = " ".join(message.split()).replace("Value error, ", "")
+    text = "\n".join(" ".join(line.split()) for line in message.splitlines())
+    text = text.replace("Value error, ", "").replace("\n", "\n  ")
     typer.echo(f"udpfl: error: {text}", err=True)
     return 2

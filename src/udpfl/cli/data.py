@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -28,6 +28,8 @@ from udpfl.cli._completion import one_of
 from udpfl.cli._options import DataDir
 from udpfl.data import BUILT_IN, source_of, sources
 from udpfl.data.checking import Finding, findings, presences
+from udpfl.data.csv_files import Dialect, find_files, read_files
+from udpfl.data.describing import PRIVATE, ColumnSummary, describe, guess_dialect
 from udpfl.data.fetching import Progress as Report
 from udpfl.data.fetching import fetch as download
 from udpfl.data.formats import Source
@@ -76,6 +78,71 @@ def list_(data_dir: DataDir = None, json_: Json = False) -> None:
     else:
         place = f"looked in {directory}"
     console.print(escape(place), highlight=False, soft_wrap=True)
+
+
+@data.command("describe")
+def describe_(
+    files: Annotated[
+        list[str],
+        typer.Argument(metavar="FILE...", help="CSV files, or a pattern such as 'sites/*.csv'."),
+    ],
+    delimiter: Annotated[
+        str | None,
+        typer.Option(help="Between cells; by default read off the file.", show_default=False),
+    ] = None,
+    decimal: Annotated[
+        str | None,
+        typer.Option(help="Decimal mark; by default read off the file.", show_default=False),
+    ] = None,
+    encoding: Annotated[
+        str | None,
+        typer.Option(help="Of the text; by default read off the file.", show_default=False),
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Describe the columns of a table: kind, range, missing cells. For its owner alone.
+
+    These are statistics of private records. They help to find public bounds; do not copy them into
+    a configuration.
+
+    Example:
+
+    udpfl data describe patients.csv
+    """
+    found = find_files(files, None)
+    guessed = guess_dialect(found[0])
+    dialect = Dialect(
+        "\t" if delimiter in ("\\t", "tab") else delimiter or guessed.delimiter,
+        decimal or guessed.decimal,
+        encoding or guessed.encoding,
+    )
+    columns = describe(read_files(found, dialect), dialect)
+    if json_:
+        rows = [own.to_dict() for own in columns]
+        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+    else:
+        _print_columns(columns, dialect)
+    typer.echo(f"note: {PRIVATE}", err=True)
+
+
+def _print_columns(columns: Sequence[ColumnSummary], dialect: Dialect) -> None:
+    table = Table("column", "kind", "missing", "distinct", "smallest", "largest", "values")
+    for column in ("missing", "distinct", "smallest", "largest"):
+        table.columns[[own.header for own in table.columns].index(column)].justify = "right"
+    for own in columns:
+        low, high = ("" if value is None else f"{value:g}" for value in (own.low, own.high))
+        values = ", ".join(own.values) if own.kind == "category" else ""
+        table.add_row(
+            escape(own.name), own.kind, f"{own.missing:,}", f"{own.distinct:,}", low, high,
+            escape(values),
+        )  # fmt: skip
+    console = Console(emoji=False, highlight=False)
+    console.print(table)
+    rows = columns[0].rows if columns else 0
+    console.print(
+        f"{rows:,} rows; delimiter {dialect.delimiter!r}, decimal mark {dialect.decimal!r}, "
+        f"{dialect.encoding}"
+    )
 
 
 @data.command()

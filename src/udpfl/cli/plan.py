@@ -15,7 +15,8 @@ from rich.text import Text
 
 from udpfl.accounting import Accountant, Accounting, Norm
 from udpfl.accounting.statement import shown
-from udpfl.cli._options import mechanism_option
+from udpfl.cli._options import DataDir, mechanism_option, overrides_of, set_option
+from udpfl.cli._preview import show_preview
 from udpfl.errors import InvalidInput, Unsupported
 from udpfl.figures import dimensions, noise_figure
 from udpfl.harmonizer import Rank, Setting
@@ -25,7 +26,20 @@ from udpfl.planning import plan as make_plan
 
 
 def plan(
-    steps: Annotated[int, typer.Option(help="How many times noise is released.")],
+    config: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Configuration file of a run: print what it would do, release and cost. It takes "
+            "--set, --data-dir and --json only.",
+            show_default=False,
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            help="How many times noise is released. Required without CONFIG.", show_default=False
+        ),
+    ] = None,
     epsilon: Annotated[
         float | None,
         typer.Option(
@@ -94,13 +108,21 @@ def plan(
             show_default=False,
         ),
     ] = None,
+    set_: Annotated[
+        list[str] | None,
+        set_option("With CONFIG: change one key, e.g. privacy.epsilon=2. May be repeated."),
+    ] = None,
+    data_dir: DataDir = None,
 ) -> None:
     """Find the smallest noise that keeps a privacy budget, and the mechanism that needs the least.
 
     With --match: the smallest noise that leaks no more than a Gaussian, release by release, and
-    what all releases cost with each.
+    what all releases cost with each. With CONFIG: data, clients, noise, cost and time of that run;
+    nothing is trained for anyone, written or charged.
 
     Examples:
+
+    udpfl plan configs/mnist.toml --data-dir DATA
 
     udpfl plan --epsilon 8 --steps 300 --sampling-rate 0.05 --dimension 26010
 
@@ -108,6 +130,12 @@ def plan(
 
     udpfl plan --mechanism all --match 1.5 --steps 300 --dimension 10
     """
+    if config is not None or set_ or data_dir:
+        _refuse_options(steps, epsilon, match, dimension, plot)
+        show_preview(config, overrides_of(set_, data_dir), json_)
+        return
+    if steps is None:
+        raise InvalidInput("steps", "is needed: how many times noise is released. Or name a CONFIG")
     if epsilon is None and match is None:
         raise InvalidInput("epsilon", "is needed: the budget. Or name a Gaussian: --match STD")
     if plot is not None:
@@ -137,6 +165,15 @@ def plan(
         show(rows, Console())
     if plot is not None:
         _draw(plot, rows, options)
+
+
+def _refuse_options(*given: object) -> None:
+    """A configuration says itself what is released, and how often."""
+    for name, value in zip(("steps", "epsilon", "match", "dimension", "plot"), given, strict=True):
+        if value is not None:
+            raise InvalidInput(
+                name, "does not go with CONFIG, which says it itself; change its keys with --set"
+            )
 
 
 def _draw(plot: Path, rows: Plan, options: dict[str, Any]) -> None:

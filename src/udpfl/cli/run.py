@@ -29,6 +29,7 @@ from udpfl.accounting.statement import shown
 from udpfl.cli._completion import one_of
 from udpfl.cli._log import is_quiet, logged_rounds
 from udpfl.cli._options import DataDir, Trust, overrides_of, set_option, trust_all
+from udpfl.cli._preview import show_preview
 from udpfl.cli._progress import TimeLeft, running
 from udpfl.config import load
 from udpfl.errors import InvalidInput
@@ -57,6 +58,13 @@ def run(
         Path | None,
         typer.Option(help="Continue the run in this folder after a crash.", show_default=False),
     ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Print what would happen and what it would cost; train and charge nothing.",
+        ),
+    ] = False,
     trust: Trust = None,
     track: Annotated[
         list[str] | None,
@@ -88,6 +96,8 @@ def run(
 
     udpfl run configs/mnist.toml --data-dir DATA --set privacy.epsilon=2
 
+    udpfl run configs/mnist.toml --data-dir DATA --dry-run
+
     udpfl run --live
 
     udpfl run --resume runs/mnist5k-fedavg-20260101-120000-ab12
@@ -103,6 +113,11 @@ def run(
             "continues a run with its own settings: leave CONFIG, --set, --data-dir and --out out",
         )
     trust_all(trust)
+    if dry_run:
+        if resume is not None:
+            raise InvalidInput("dry_run", "is for runs that have not begun: leave --resume out")
+        show_preview(config, overrides, json_)
+        return
     try:
         with _page(live, live_port) as watchers:
             watchers += _trackers(track or [])

@@ -109,7 +109,7 @@ def _draw(
             color=_COLOURS[number % len(_COLOURS)],
             marker=_MARKERS[number % len(_MARKERS)],
             linestyle=DASHES[kind],
-            label=_label(name, kind, unit if "client" in units else None),
+            label=_label(name, kind, unit if units - {"record"} else None),
             capsize=4,
             markersize=5,
             linewidth=1.6,
@@ -131,7 +131,8 @@ def _about_axis(over: str, lines: Mapping[_Line, Sequence[_Point]]) -> str:
     if over == "privacy.epsilon" and any(kind == "nominal" for _, kind, _ in lines):
         remarks.append("of dashed lines: nominal, not a guarantee")
     if over == "privacy.epsilon" and len(_units(lines)) > 1:
-        remarks.append("for single records and for whole clients: these cannot be compared")
+        whose = " and ".join(WHOSE[own] for own in WHOSE if own in _units(lines))
+        remarks.append(f"for {whose}: these cannot be compared")
     return f"{over} ({'; '.join(remarks)})" if remarks else over
 
 

@@ -7,7 +7,7 @@ one record and others a whole client, a column says which.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from rich.box import SIMPLE_HEAD
@@ -21,6 +21,7 @@ from udpfl.accounting.statement import Kind, PrivacyStatement, shown
 from udpfl.comparison._spread import Spread
 from udpfl.comparison.grid import said, short
 from udpfl.comparison.outcome import Comparison, Row
+from udpfl.report.words import UNITS
 
 _KINDS: dict[Kind, str] = {
     "guarantee": "[green]guarantee[/]",
@@ -29,6 +30,7 @@ _KINDS: dict[Kind, str] = {
 }
 _WHOLE: dict[Unit, str] = {
     "record": "the whole gradient",
+    "person": "the whole gradient of a person",
     "client": "the whole update of a client",
 }
 _RELATIONS = {"add-remove": "added or removed", "replace-one": "replaced"}
@@ -219,8 +221,8 @@ def _remarks(comparison: Comparison) -> Iterator[str]:
             f"ε is guaranteed{at} for one {first.unit} {_RELATIONS[first.neighbours]}, for each "
             f"run alone: a {first.unit} pays again in every run that it takes part in."
             if len(units) == 1
-            else "[yellow]Some rows hide one record, others a whole client[/]: their ε's, each"
-            f"{at} for one run alone, cannot be compared."
+            else f"[yellow]Rows hide {_either(units)}[/]: their ε's, each{at} for one run alone, "
+            "cannot be compared."
         )
         for assumed in dict.fromkeys(own for bound in bounds for own in bound.assumptions):
             is_everywhere = all(assumed in bound.assumptions for bound in bounds)
@@ -244,3 +246,7 @@ def _remarks(comparison: Comparison) -> Iterator[str]:
         reasons = (row.privacy.notes for row in comparison if row.privacy is not None)
         said_why = "; ".join(dict.fromkeys(w for why in reasons for w in why))
         yield f"[bold red]Not private[/]: {escape(said_why)}."
+
+
+def _either(units: Collection[Unit]) -> str:
+    return " or ".join(words for unit, words in UNITS.items() if unit in units)

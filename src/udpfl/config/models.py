@@ -12,6 +12,7 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     field_serializer,
     field_validator,
+    model_validator,
 )
 
 from udpfl.accounting import Accountant, Accounting, Norm
@@ -58,6 +59,19 @@ class DataConfig(Section):
         default=None,
         description="column: name of the column; each of its values is one client.",
         examples=["hospital"],
+    )
+    person: Text | None = Field(
+        default=None,
+        description="Column that says whose a row is: all rows of a person at a client are sampled "
+        "together, and their gradients are added before clipping, so that the unit of privacy is a "
+        "person. If not set, it is one row.",
+        examples=["patient"],
+    )
+    rows_per_person: Count | None = Field(
+        default=None,
+        description="person: most rows of a person that are used, a public number; the first ones "
+        "are taken. If not set, the most that anybody has.",
+        examples=[10],
     )
     exponent: float = Field(
         default=1.5,
@@ -204,7 +218,7 @@ class PrivacyConfig(Section):
     unit: Unit = Field(
         default="record",
         description="What is hidden: the presence of one record, or with 'client' of a client with "
-        "all its records.",
+        "all its records. With data.person it is 'person': all rows of a person at a client.",
     )
     ledger: Text | None = Field(
         default=None,
@@ -486,6 +500,16 @@ class Config(Section):
         default=TrainingConfig(), description="The federated training."
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _unit_of_persons(cls, values: Any) -> Any:
+        """Where a column says whose a row is, a person is the unit, unless another one is set."""
+        data, privacy = (dict(values).get(name) for name in ("data", "privacy"))
+        person = data.get("person") if isinstance(data, dict) else getattr(data, "person", None)
+        if person is None or not isinstance(privacy, dict | None) or "unit" in (privacy or {}):
+            return values
+        return {**values, "privacy": {**(privacy or {}), "unit": "person"}}
+
     @field_serializer("privacy", mode="wrap")
     def _written(self, privacy: PrivacyConfig, write: SerializerFunctionWrapHandler) -> Any:
         """One way to write "off", which no other key goes with."""
@@ -506,6 +530,7 @@ class Config(Section):
                 "the loss is that of public records: set data.public to set some aside, or set "
                 'privacy.pace_follows = "update"',
             )
+        yield from self._unit_problems()
         if self.data.block is not None and self.privacy.ledger is None:
             yield "data.block", "needs a shared ledger: set privacy.ledger as well"
         epsilon = self.privacy.epsilon
@@ -536,6 +561,26 @@ class Config(Section):
                     f"has {len(dealt)} values, more than data.clients = {clients}: some would be "
                     f"unused",
                 )
+
+    def _unit_problems(self) -> Iterator[tuple[str, str]]:
+        """What does not go with persons."""
+        person, unit = self.data.person, self.privacy.unit
+        if not self.privacy.enabled:
+            return
+        if person is None and unit == "person":
+            yield "privacy.unit", '"person" needs data.person, the column that says whose a row is'
+        elif person is not None and unit == "record":
+            yield (
+                "privacy.unit",
+                f'is "record", but data.person = {person!r} makes a person the unit: remove one of '
+                "the two",
+            )
+        elif person is not None and unit == "client":
+            yield (
+                "data.person",
+                'has no effect with privacy.unit = "client", which hides a client with all its '
+                "persons: remove one of the two",
+            )
 
 
 SECTIONS: dict[str, type[Section]] = {

@@ -31,6 +31,7 @@ NEEDS: dict[str, dict[str, Need]] = {
         "shards": Need("partition", ("shards",)),
         "by": Need("partition", ("column",)),
         "exponent": Need("partition", ("power-law",)),
+        "rows_per_person": Need("person"),
     },
     "privacy": {
         "clip_rate": Need("clip_quantile"),

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from udpfl.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from udpfl.data.columns import Schema
 
 Array = NDArray[Any]
 Indices = NDArray[np.int64]
@@ -62,7 +65,16 @@ class Records:
         """The records at these positions, in this order."""
         chosen = np.asarray(indices, dtype=np.int64)
         source = chosen if self.positions is None else self.positions[chosen]
-        return Records(self.inputs[chosen], self.targets[chosen], source)
+        return type(self)(self.inputs[chosen], self.targets[chosen], source)
+
+    @property
+    def rows(self) -> Records:
+        """Every row by itself; a record is one, unless it is all rows of a person."""
+        return self
+
+    def single_rows(self, indices: ArrayLike) -> tuple[Records, Indices]:
+        """The rows of the chosen records: where they are, and their positions there."""
+        return self, np.asarray(indices, dtype=np.int64)
 
     def fingerprint(self, indices: ArrayLike | None = None) -> str:
         """32 hexadecimal digits that name the chosen records (all by default), in any order.
@@ -81,9 +93,9 @@ def record_digests(records: Records, rows: ArrayLike) -> Iterator[bytes]:
 
 def fingerprint_of(parts: Sequence[tuple[Records, ArrayLike]]) -> str:
     """32 hexadecimal digits that name these records of all parts together, in any order."""
-    first = parts[0][0]
-    chosen = [(records, np.asarray(rows, dtype=np.int64)) for records, rows in parts]
+    chosen = [records.single_rows(rows) for records, rows in parts]
     digests = sorted(own for records, rows in chosen for own in record_digests(records, rows))
+    first = chosen[0][0]
     whole = blake2b(digest_size=16)
     for array in (first.inputs, first.targets):
         whole.update(f"{array.dtype.str} {(len(digests), *array.shape[1:])};".encode())
@@ -127,6 +139,10 @@ class DataSet:
     """What the labels 0, 1, ... are called, for people."""
     references: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Published forecasts on the same test records: name to figures such as mae and mse."""
+    schema: Schema | None = None
+    """How the cells of a table became these numbers, if they were one."""
+    owner_names: tuple[str, ...] | None = None
+    """What the clients of `owners` are called, where the data says it."""
 
     def __post_init__(self) -> None:
         if self.task not in get_args(Task):
@@ -146,7 +162,7 @@ class DataSet:
                 f"got {self.test.inputs.dtype}",
             )
         for records in (self.train, self.test):
-            self._check_targets(records.targets)
+            self._check_targets(records.rows.targets)
         if self.class_names is not None and len(self.class_names) != self.classes:
             raise InvalidInput(
                 "data.class_names",
@@ -170,12 +186,17 @@ class DataSet:
     @property
     def input_shape(self) -> tuple[int, ...]:
         """The shape of one input."""
-        return tuple(self.train.inputs.shape[1:])
+        return tuple(self.train.rows.inputs.shape[1:])
 
     @property
     def outputs(self) -> int:
         """How many numbers a model answers with: one per class, or one per regressed value."""
-        return int(self.train.targets.shape[1]) if self.classes is None else self.classes
+        return self._width if self.classes is None else self.classes
+
+    @property
+    def _width(self) -> int:
+        """Values that are regressed on."""
+        return int(self.train.targets.shape[-1])
 
     def _check_targets(self, targets: Array) -> None:
         labels = targets.ndim == 1
@@ -188,11 +209,10 @@ class DataSet:
                 "data.classes", f"must be {wanted} for {self.task}, got {self.classes}"
             )
         if self.classes is None:
-            if targets.shape[1] != self.train.targets.shape[1]:
+            if targets.shape[1] != self._width:
                 raise InvalidInput(
                     "data.test",
-                    f"test targets must have {self.train.targets.shape[1]} values each, "
-                    f"got {targets.shape[1]}",
+                    f"test targets must have {self._width} values each, got {targets.shape[1]}",
                 )
             return
         wrong = np.flatnonzero((targets < 0) | (targets >= self.classes))

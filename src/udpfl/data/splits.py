@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from numbers import Integral, Real
 
 import numpy as np
@@ -77,6 +78,47 @@ def hold_out(
     if not len(held_out):
         raise InvalidInput("data.test", f"{size} of {records} records leaves none to test on")
     return kept, held_out
+
+
+def hold_out_groups(
+    groups: Sequence[Indices],
+    size: float,
+    seed: int,
+    targets: Array | None = None,
+    persons: Array | None = None,
+) -> tuple[list[Indices], list[Indices]]:
+    """The same for rows that belong to several clients, of each its share.
+
+    `targets` and `persons` are of all rows. A person's rows of a client stay together; a client
+    with few of them may test none.
+    """
+    kept: list[Indices] = []
+    held_out: list[Indices] = []
+    for client, rows in enumerate(groups):
+        units = list(rows[:, None]) if persons is None else rows_by_person(rows, persons)
+        label = None if targets is None else targets[[own[0] for own in units]]
+        place = (client,) if len(groups) > 1 else ()
+        for parts, which in zip(
+            (kept, held_out), split(len(units), size, stream(seed, *place), label), strict=True
+        ):
+            parts.append(_joined([units[i] for i in which]))
+    if not any(map(len, held_out)):
+        count = sum(map(len, groups))
+        raise InvalidInput("data.test", f"{size} of {count} records leaves none to test on")
+    return kept, held_out
+
+
+def rows_by_person(rows: Indices, persons: Array) -> list[Indices]:
+    """The rows of each person, in the order of their first rows."""
+    _, first, person, sizes = np.unique(
+        persons[rows], return_index=True, return_inverse=True, return_counts=True
+    )
+    ordered = np.split(rows[np.argsort(person, kind="stable")], np.cumsum(sizes)[:-1])
+    return [ordered[own] for own in np.argsort(first)]
+
+
+def _joined(parts: Sequence[Indices]) -> Indices:
+    return np.sort(np.concatenate(parts)) if parts else np.arange(0)
 
 
 def _count(records: int, size: float, parameter: str) -> int:

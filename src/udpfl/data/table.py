@@ -1,12 +1,18 @@
-"""A table in a CSV file with a header: one record per row, numeric features, any labels.
+"""A table in CSV files with a header: one record per row, numbers and categories, any labels.
 
 Options:
-  path    the file; a relative one is looked for in the data directory, then where you are
-  target  the column to predict; for regression also a list of columns
-  task    "classification" (default) or "regression"
-  by      a column, or a list of them, kept for partitioning and not used as a feature
-  labels  every class label there may be; without it, those that occur, in sorted order
-  scale   column -> [low, high]: public bounds that are mapped to [-1, 1], values beyond clamped
+  path        a file, a pattern such as "sites/*.csv", or a list; several files are one client each;
+              a relative path is looked for in the data directory, then where you are
+  target      the column to predict; for regression also a list of columns
+  task        "classification" (default) or "regression"
+  labels      every class label there may be; without it, those that occur, in order
+  scale       column -> [low, high]: public bounds, mapped to [-1, 1], values beyond clamped;
+              "none" is your word that a column, or every column, lies in [-1, 1] already
+  categories  column -> every category there may be: one input for each of them
+  missing     "error" (default), "drop" (leave such rows out), or column -> a public constant
+  ignore      columns that are not used
+  by          further columns to partition by, which are not used as features; data.by is one
+  delimiter, decimal, encoding    how the files are written: ",", "." and "utf-8" by default
 
 Nothing is learned from the records but, without `labels`, which labels occur: scaling by observed
 means or extremes would release them unaccounted.
@@ -14,41 +20,58 @@ means or extremes would release them unaccounted.
 
 from __future__ import annotations
 
-import csv
-import math
-import unicodedata
+import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
+from udpfl.data._schema_options import dialect_of, named_columns, named_values, schema_of
+from udpfl.data.columns import MARKS, Encoded, Numeric, Schema
+from udpfl.data.csv_files import Dialect, Table, find_files, read_files
 from udpfl.data.formats import Source, described_by
-from udpfl.data.options import alternatives, known
-from udpfl.data.records import Array, DataSet, Records, Task
-from udpfl.data.splits import hold_out
+from udpfl.data.options import known
+from udpfl.data.records import Array, DataSet, Indices, Records
+from udpfl.data.splits import hold_out_groups
 from udpfl.errors import InvalidInput
 
-OPTIONS = ("path", "target", "task", "by", "labels", "scale")
-Table = dict[str, list[str]]
-_NOT_A_NUMBER = (
-    "{!r} is not a number; a column of text can make the clients "
-    '(data.partition = "column", data.by) or be left out (data.options.by)'
+log = logging.getLogger(__name__)
+
+OPTIONS = (
+    "path",
+    "target",
+    "task",
+    "labels",
+    "scale",
+    "categories",
+    "missing",
+    "ignore",
+    "by",
+    "person",
+    "delimiter",
+    "decimal",
+    "encoding",
 )
+_FAR = 1.0
+"""Widths of its bounds by which a value has to lie outside to be warned about."""
+_MANY = 0.01
+"""The share of values outside of their bounds from which on it is warned about."""
 
 SOURCE = Source(
     name="table",
-    title="a table of your own in a CSV file",
+    title="a table of your own in CSV files",
     samples="one record a row, seeded split",
     licence="",
     homepage="",
     citation="",
     anywhere="wherever data.options.path says",
     is_own=True,
-    takes=("by", "task"),
+    takes=("by", "task", "person"),
     by_hand=(
         "Name your CSV file in the configuration: data.options.path, with data.options.target for "
-        "the column to predict.",
+        "the column to predict. `udpfl init FILE` writes a configuration for it.",
     ),
 )
 
@@ -57,173 +80,114 @@ SOURCE = Source(
 def load(*, seed: int, directory: Path | None, test: float, options: Mapping[str, Any]) -> DataSet:
     """The table at `options["path"]`, with `test` of its rows held out."""
     known("table", options, OPTIONS)
-    path = _find(options.get("path"), directory)
-    table = _read(path)
-    target = _columns("target", options.get("target"), table)
-    by = _columns("by", options.get("by") or [], table)
-    if not target:
-        raise InvalidInput(
-            "data.options.target", "is needed: give the name of the column to predict"
-        )
-    task: Task = options.get("task") or "classification"
-    if task not in get_args(Task):
-        raise InvalidInput(
-            "data.options.task", f"must be classification or regression, got {task!r}"
-        )
-    classify = task == "classification"
-    features = [name for name in table if name not in (*target, *by)]
-    if not features:
-        raise InvalidInput("data.options.path", f"{path} has no column to predict from")
-    scale = _scale(options.get("scale"), features if classify else [*features, *target])
+    files = find_files(options.get("path"), directory)
+    dialect = dialect_of(options)
+    table = read_files(files, dialect)
+    name = files[0].stem if len(files) == 1 else files[0].parent.name or "tables"
+    return build(table, name, seed=seed, test=test, options=options, dialect=dialect)
 
-    def numeric(names: Sequence[str]) -> Array:
-        return np.stack([_bounded(n, _numbers(n, table[n]), scale.get(n)) for n in names], axis=1)
 
-    classes: int | None = None
-    if classify:
-        targets, classes = _classes(target, table, options.get("labels"))
+def build(
+    table: Table,
+    name: str,
+    *,
+    seed: int,
+    test: float | Table,
+    options: Mapping[str, Any],
+    dialect: Dialect | None = None,
+) -> DataSet:
+    """The data set that the options make of a table.
+
+    `test` says how much of its rows, or of each client's, to hold out; or it is a table itself.
+    """
+    known("table", options, OPTIONS)
+    schema = schema_of(options, table, dialect or Dialect())
+    encoded, records = _encoded(schema, table)
+    _warn_of_far_values(schema, encoded)
+    rows = np.flatnonzero(encoded.present)
+    columns = _kept_columns(options, table)
+    clients = _clients(table, rows, options)
+    groups = clients or [rows]
+    held_out: list[Indices] = []
+    if isinstance(test, Table):
+        given, other = _encoded(schema, test)
+        tested = other.subset(np.flatnonzero(given.present))
+        tested = replace(tested, positions=None)
     else:
-        targets = numeric(target)
-    records = Records(numeric(features), targets)
-    columns = {name: _names(name, table[name]) for name in by}
-    kept, held_out = hold_out(len(records), test, seed, targets if classify else None)
+        labels = records.targets if schema.label else None
+        groups, held_out = hold_out_groups(
+            groups, test, seed, labels, columns.get(options.get("person") or "")
+        )
+        tested = records.subset(np.concatenate(held_out))
+    train = np.concatenate(groups)
     return DataSet(
-        name=path.stem,
-        task=task,
-        train=records.subset(kept),
-        test=records.subset(held_out),
-        classes=classes,
-        columns={name: column[kept] for name, column in columns.items()},
-        test_columns={name: column[held_out] for name, column in columns.items()},
+        name=name,
+        task=schema.task,
+        train=records.subset(train),
+        test=tested,
+        classes=len(schema.labels) or None,
+        columns={own: column[train] for own, column in columns.items()},
+        owners=_positions(groups) if clients else None,
+        test_columns={own: column[np.concatenate(held_out)] for own, column in columns.items()}
+        if held_out
+        else {},
+        test_owners=_positions(held_out) if clients and held_out else None,
+        class_names=schema.labels or None,
+        schema=schema,
+        owner_names=tuple(Path(file).stem for file, _ in table.files) if clients else None,
     )
 
 
-def _find(path: Any, directory: Path | None) -> Path:
-    if not isinstance(path, (str, Path)) or not str(path):
-        raise InvalidInput("data.options.path", f"must name a CSV file, got {path!r}")
-    places = [Path(path)] if directory is None else [Path(directory) / path, Path(path)]
-    for place in places:
-        if place.is_file():
-            return place
-    looked = " nor ".join(dict.fromkeys(map(str, places)))
-    raise InvalidInput("data.options.path", f"there is no file {looked}")
+def _encoded(schema: Schema, table: Table) -> tuple[Encoded, Records]:
+    """The rows as numbers; those with missing cells are among them, and are told apart."""
+    encoded = schema.encode(table)
+    assert encoded.targets is not None
+    if not encoded.present.any():
+        raise InvalidInput("data.options.missing", "every row has a missing cell: none is left")
+    return encoded, Records(encoded.inputs, encoded.targets)
 
 
-def _read(path: Path) -> Table:
-    """The columns by name, as text without surrounding blanks."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            header, *rows = [[cell.strip() for cell in row] for row in csv.reader(file) if row]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InvalidInput("data.options.path", f"cannot read {path}: {error}") from None
-    except ValueError:  # nothing to unpack
-        raise InvalidInput("data.options.path", f"{path} is empty") from None
-    if len(set(header)) != len(header) or "" in header:
-        raise InvalidInput("data.options.path", f"{path} needs a header of distinct column names")
-    if not rows:
-        raise InvalidInput("data.options.path", f"{path} has a header, but no rows")
-    for number, row in enumerate(rows, 1):
-        if len(row) != len(header):
+def _kept_columns(options: Mapping[str, Any], table: Table) -> dict[str, Array]:
+    """Columns that are no features but say who holds a row, or whose it is."""
+    found = {
+        name: named_values(name, table) for name in named_columns("by", options.get("by"), table)
+    }
+    for name in named_columns("person", options.get("person"), table):
+        found[name] = named_values(name, table, MARKS)
+    return found
+
+
+def _clients(table: Table, rows: Indices, options: Mapping[str, Any]) -> list[Indices] | None:
+    """The rows of each file, where files are clients: there are several, and no column is."""
+    if len(table.files) == 1 or options.get("by"):
+        return None
+    found = [own[np.isin(own, rows)] for own in table.rows_by_file]
+    for (file, _), own in zip(table.files, found, strict=True):
+        if not len(own):
             raise InvalidInput(
-                "data.options.path",
-                f"{path}: row {number} has {len(row)} values for {len(header)} columns",
+                "data.options.missing", f"every row of {file} has a missing cell: none is left"
             )
-    return {name: [row[i] for row in rows] for i, name in enumerate(header)}
+    return found
 
 
-def _columns(option: str, names: Any, table: Table) -> list[str]:
-    chosen = [names] if isinstance(names, str) else list(names or ())
-    for name in chosen:
-        if name not in table:
-            raise InvalidInput(
-                f"data.options.{option}", f"no column {name!r}; {alternatives(str(name), table)}"
-            )
-    if len(set(chosen)) != len(chosen):
-        raise InvalidInput(f"data.options.{option}", f"names a column twice: {chosen}")
-    return chosen
+def _positions(parts: Sequence[Array]) -> tuple[Indices, ...]:
+    """Where each part lies when all are put together."""
+    ends = np.cumsum([len(own) for own in parts])
+    return tuple(np.split(np.arange(ends[-1]), ends[:-1]))
 
 
-def _numbers(column: str, values: Sequence[str]) -> Array:
-    numbers = np.empty(len(values))
-    for row, text in enumerate(values):
-        try:
-            number = float(text)
-        except ValueError:
-            reason = _NOT_A_NUMBER.format(text) if text else "the value is missing"
-        else:
-            numbers[row] = number
-            if math.isfinite(number):
-                continue
-            reason = f"{text!r} is missing or not finite"
-        raise InvalidInput(f"data.columns.{column}", f"row {row + 1}: {reason}")
-    return numbers
-
-
-def _scale(scale: Any, numeric: Sequence[str]) -> Mapping[str, Any]:
-    scale = scale or {}
-    if not isinstance(scale, Mapping):
-        raise InvalidInput("data.options.scale", f"must map columns to bounds, got {scale!r}")
-    for name in scale:
-        if name not in numeric:
-            raise InvalidInput(
-                f"data.options.scale.{name}",
-                f"is not a numeric column; {alternatives(name, numeric)}",
-            )
-    return scale
-
-
-def _bounded(column: str, numbers: Array, bounds: Any) -> Array:
-    if bounds is None:
-        return numbers
-    try:
-        low, high = map(float, bounds)
-    except (TypeError, ValueError):
-        low = high = math.nan
-    if not (low < high and math.isfinite(high - low)):
-        raise InvalidInput(
-            f"data.options.scale.{column}", f"must be [low, high] with low < high, got {bounds!r}"
-        )
-    result: Array = np.clip(2 * (numbers - low) / (high - low) - 1, -1, 1)
-    return result
-
-
-def _names(column: str, values: Sequence[str]) -> Array:
-    """Values that clients are named after, each as it is written: "01" is not 1.
-
-    Whole numbers where every value is one and is written like one, so that 10 sorts after 9. What
-    looks the same is the same text, however its accents are coded.
-    """
-    texts = [unicodedata.normalize("NFC", value) for value in values]
-    numbers = _labels(column, texts)
-    return numbers if list(map(str, numbers)) == texts else np.array(texts)
-
-
-def _labels(column: str, values: Sequence[str]) -> Array:
-    """Whole numbers where every value is one, else text: so that 10 sorts after 9."""
-    if "" in values:
-        row = values.index("") + 1
-        raise InvalidInput(f"data.columns.{column}", f"row {row}: the value is missing")
-    try:
-        return np.array([int(value) for value in values], dtype=np.int64)
-    except (ValueError, OverflowError):
-        return np.array(values)
-
-
-def _classes(target: Sequence[str], table: Table, labels: Any) -> tuple[Array, int]:
-    """Each row's label as its position among the labels, and how many labels there are."""
-    if len(target) != 1:
-        raise InvalidInput(
-            "data.options.target", f"classification has one target column, got {list(target)}"
-        )
-    found = _labels(target[0], table[target[0]])
-    if labels is None:
-        distinct, positions = np.unique(found, return_inverse=True)
-        return positions.astype(np.int64), len(distinct)
-    names = {str(label): position for position, label in enumerate(labels)}
-    for row, value in enumerate(map(str, found)):
-        if value not in names:
-            raise InvalidInput(
-                "data.options.labels",
-                f"column {target[0]!r}, row {row + 1}: {value!r} is not one of {list(labels)}",
-            )
-    return np.array([names[str(value)] for value in found], dtype=np.int64), len(names)
+def _warn_of_far_values(schema: Schema, encoded: Encoded) -> None:
+    """Say which columns do not fit their bounds: to whoever holds the data, and nobody else."""
+    numeric = [own for own in (*schema.features, *schema.targets) if isinstance(own, Numeric)]
+    for column in numeric:
+        outside = column.outside(encoded.raw[column.name][encoded.present])
+        count = int((outside > 0).sum())
+        if not count or (outside.max() <= _FAR and count <= _MANY * len(outside)):
+            continue
+        low, high = column.bounds or (-1.0, 1.0)
+        cure = "they are clamped" if column.bounds else 'although its scale is "none"'
+        log.warning(
+            "column %s: %s of %s values lie outside of the declared [%g, %g]; %s (this line is "
+            "about private records: it is for whoever holds them)",
+            column.name, f"{count:,}", f"{len(outside):,}", low, high, cure,
+        )  # fmt: skip

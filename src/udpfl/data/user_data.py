@@ -1,16 +1,18 @@
 """Data that the user brings: arrays, tensors, map-style data sets, or one of them per client.
 
-(inputs, targets)     a tuple of exactly two arrays or tensors: one data set
+(inputs, targets)     a tuple of exactly two arrays or tensors, or a dict of these two: one data set
 a map-style data set  has a length, and item i is a pair (input, target)
-[client, client, …]   a list is always one entry per client, each of either kind above
-"table.csv"           a path: see `udpfl.data.table` for the options it takes
+a table               a data frame, a dict of columns, or rows that are dicts (`udpfl.data.frames`)
+"table.csv"           a path, or a pattern; tables take the options of `udpfl.data.table`
+[client, client, …]   a list of any of these is one entry per client; a list of dicts is one table
 a DataSet             is taken as it is
+
+Class labels may be text: their order is alphabetical, or that of the option `labels`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from udpfl.data import table
+from udpfl.data import frames, table
+from udpfl.data._schema_options import dialect_of, sorted_values
+from udpfl.data.csv_files import Dialect, Table, find_files, read_files
 from udpfl.data.records import Array, DataSet, Indices, Records, Task
 from udpfl.data.splits import hold_out, split, stream
 from udpfl.errors import InvalidInput
@@ -51,7 +55,8 @@ def as_dataset(
             not be read off the data.
         columns: Further columns, aligned with `data`, to partition by.
         seed: Chooses the records that are held out.
-        options: For a table: see `udpfl.data.table`.
+        options: For a table, see `udpfl.data.table`; arrays take `labels`, the names of all
+            class labels.
 
     Returns:
         The data set, checked.
@@ -71,19 +76,68 @@ def as_dataset(
             raise InvalidInput("data.test", "must not be set: a DataSet has its own test records")
         return data
     amount = 0.2 if test is None else test
-    if isinstance(data, (str, Path)):
+    options = dict(options or {})
+    if is_tabular(data):
         if columns or classes is not None:
             raise InvalidInput(
                 "data.options", "a table names its columns in `by`, and its `labels`"
             )
-        return replace(_table(data, amount, task, seed, options or {}), name=name)
-    if options:
-        raise InvalidInput("data.options", f"only a table takes options, got {sorted(options)}")
+        if task is not None:
+            options["task"] = task
+        return _from_tables(data, amount, name, seed, options)
+    if frames.is_rows(data):
+        data = frames.as_pair(data, options.pop("target", None))
+    if unknown := sorted(options.keys() - {"labels"}):
+        raise InvalidInput(f"data.options.{unknown[0]}", "is an option of tables only")
     if columns and isinstance(data, list):
         raise InvalidInput(
             "data.columns", "data with one entry per client is not partitioned again"
         )
-    return _from_arrays(data, amount, task, name, classes, columns or {}, seed)
+    labels = options.get("labels")
+    return _from_arrays(data, amount, task, name, classes, columns or {}, seed, labels)
+
+
+def is_tabular(data: Any) -> bool:
+    """Whether this is a table or a file, or one for each client."""
+    if isinstance(data, list) and data and not frames.is_rows(data):
+        return all(map(_is_one_table, data))
+    return _is_one_table(data)
+
+
+def _is_one_table(data: Any) -> bool:
+    if isinstance(data, str | Path):
+        return True
+    if not frames.is_table(data) or _is_pair_by_name(data):
+        return False
+    return not frames.has_arrays(data)
+
+
+def _is_pair_by_name(data: Any) -> bool:
+    return isinstance(data, Mapping) and data.keys() == {"inputs", "targets"}
+
+
+def _from_tables(
+    data: Any, amount: Any, name: str, seed: int, options: Mapping[str, Any]
+) -> DataSet:
+    """A data set of tables or files, one of them or one per client."""
+    dialect = dialect_of(options)
+    tested = amount if _is_amount(amount) else _joined_tables(amount, dialect)
+    whole = _joined_tables(data, dialect)
+    return table.build(whole, name, seed=seed, test=tested, options=options, dialect=dialect)
+
+
+def _joined_tables(data: Any, dialect: Dialect) -> Table:
+    """One table of all that was given, each client's part as a file of its own."""
+    if not is_tabular(data):
+        raise InvalidInput("data.test", "must be a fraction, a number of rows, or a table as well")
+    entries = data if isinstance(data, list) and not frames.is_rows(data) else [data]
+    if all(isinstance(own, str | Path) for own in entries):
+        return read_files(find_files(entries, None), dialect)
+    named = [
+        frames.text_of(frames.columns_of(own), f"client-{i}", dialect.decimal)
+        for i, own in enumerate(entries)
+    ]
+    return frames.joined(named)
 
 
 def _from_arrays(
@@ -94,11 +148,17 @@ def _from_arrays(
     classes: int | None,
     columns: Mapping[str, ArrayLike],
     seed: int,
+    labels: Any = None,
 ) -> DataSet:
     """A data set of arrays, tensors or map-style data sets, one of them or one per client."""
     is_by_client, splitting = isinstance(data, list), _is_amount(amount)
     pairs = _clients(data)
     tests = [] if splitting else _clients(amount)
+    pairs, tests, names = _numbered(pairs, tests, labels)
+    if names is not None:
+        if classes not in (None, len(names)):
+            raise InvalidInput("data.classes", f"is {classes}, but there are {len(names)} labels")
+        task, classes = task or "classification", len(names)
     if task is None:
         task = _task_of([*pairs, *tests])
     records = _records(pairs, task)
@@ -120,21 +180,34 @@ def _from_arrays(
         owners=_positions(records) if is_by_client else None,
         test_columns=test_extra,
         test_owners=_positions(test_records) if is_by_client and splitting else None,
+        class_names=names,
     )
+
+
+def _numbered(
+    pairs: list[Pair], tests: list[Pair], labels: Any
+) -> tuple[list[Pair], list[Pair], tuple[str, ...] | None]:
+    """Labels that are text as their positions, and what the positions are called."""
+    everyone = [*pairs, *tests]
+    if labels is None and not any(targets.dtype.kind == "U" for _, targets in everyone):
+        return pairs, tests, None
+    texts = [targets.reshape(-1).astype(str) for _, targets in everyone]
+    names = sorted_values(np.unique(np.concatenate(texts))) if labels is None else labels
+    names = tuple(map(str, names))
+    known = {name: place for place, name in enumerate(names)}
+    for text in texts:
+        if unknown := [own for own in text if own not in known]:
+            raise InvalidInput(
+                "data.options.labels", f"{str(unknown[0])!r} is not one of {list(names)}"
+            )
+    numbers = [np.array([known[own] for own in text], dtype=np.int64) for text in texts]
+    numbered = [(x, y) for (x, _), y in zip(everyone, numbers, strict=True)]
+    return numbered[: len(pairs)], numbered[len(pairs) :], names
 
 
 def _is_amount(test: Any) -> bool:
     """Whether this says how much to hold out, and is not test data itself."""
     return isinstance(test, Real)
-
-
-def _table(
-    path: str | Path, test: Any, task: Task | None, seed: int, options: Mapping[str, Any]
-) -> DataSet:
-    if not _is_amount(test):
-        raise InvalidInput("data.test", "must be a fraction or a number of rows for a table")
-    settings = {**options, "path": path, **({"task": task} if task else {})}
-    return table.load(seed=seed, directory=None, test=test, options=settings)
 
 
 def _task_of(pairs: Sequence[Pair]) -> Task:
@@ -187,13 +260,15 @@ def _pair(data: Any) -> Pair:
                 "data", f"a tuple must be (inputs, targets), got {len(data)} entries"
             )
         return _array(data[0], "inputs"), _array(data[1], "targets")
+    if _is_pair_by_name(data):
+        return _array(data["inputs"], "inputs"), _array(data["targets"], "targets")
     _refuse_batches(data)
     mapping = isinstance(data, (Mapping, str, bytes)) or _is_array(data)
     if mapping or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
         raise InvalidInput(
             "data",
-            "must be (inputs, targets), a map-style data set, a list with one of them per "
-            f"client, or the path of a CSV file, got {type(data).__name__}",
+            "must be (inputs, targets), a map-style data set, a data frame or another table, the "
+            f"path of a CSV file, or a list with one of them per client, got {type(data).__name__}",
         )
     if not len(data):
         raise InvalidInput("data", "at least one record is needed, got an empty data set")
@@ -261,11 +336,20 @@ def _array(values: Any, part: str) -> Array:
         array = np.asarray(values.detach().cpu().numpy() if tensor else values)
     except (TypeError, ValueError) as error:
         raise InvalidInput(f"data.{part}", f"cannot be converted to an array: {error}") from None
+    if part == "targets" and _is_text(array):
+        return array.astype(str)
     if array.dtype.kind not in "iubf":
         raise InvalidInput(
             f"data.{part}", f"must be an array of real numbers, got dtype {array.dtype}"
         )
     return array
+
+
+def _is_text(array: Array) -> bool:
+    """Whether these are class labels in words."""
+    return array.dtype.kind in "UT" or (
+        array.dtype.kind == "O" and all(isinstance(own, str) for own in array.flat)
+    )
 
 
 def _for_task(targets: Array, task: str) -> Array:

@@ -68,13 +68,14 @@ class LaneModel:
         self._expected: dict[torch.Size, list[Seen]] = {}
         """What a pass computes for so many lanes and samples, whatever the records are."""
         missing = uncovered(self._model)
-        self.why_alone: str | None = f"no rule for {', '.join(missing)}" if missing else None
+        why = f"no rule for {', '.join(missing)}" if missing else getattr(model, "why_alone", None)
+        self.why_alone: str | None = why
         """Why every record is computed alone, if so; `check` decides."""
         self.lanes_apart = False
         """Whether lanes are computed one by one there: torch.func fails on some layers else."""
         self.one_by_one = False
         """Whether every pass has a single record, because torch.func fails on the model."""
-        if not missing:
+        if why is None:
             self._layers.install(self._model, names)
         # A layer's output may be a view here, which must not be written to.
         activations: list[Any] = [m for m in self._model.modules() if getattr(m, "inplace", False)]

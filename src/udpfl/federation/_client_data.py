@@ -14,6 +14,7 @@ import numpy as np
 from udpfl.algorithms import Algorithm
 from udpfl.config import Config, DataConfig, load, read
 from udpfl.data import DataSet, partition, sizes_are_public, sources, split
+from udpfl.data.persons import PersonRecords
 from udpfl.data.records import Indices, fingerprint_of, record_digests
 from udpfl.errors import InvalidInput
 
@@ -71,7 +72,7 @@ def warn_of_shared_records(data: DataSet, parts: Sequence[Indices], names: Seque
         return
     holders: dict[bytes, set[int]] = {}
     for client, part in enumerate(parts):
-        for own in record_digests(data.train, part):
+        for own in record_digests(*data.train.single_rows(part)):
             holders.setdefault(own, set()).add(client)
     together = Counter(
         pair
@@ -102,6 +103,8 @@ def divide_records(config: Config, data: DataSet) -> tuple[list[Indices], Indice
         return list(data.owners), everything[:0]
     rng = np.random.default_rng([*b"partition", config.seed])
     targets = data.train.targets
+    if isinstance(data.train, PersonRecords):
+        targets = targets[:, 0]  # of the first row, which everybody has
     kept, public = split(len(everything), config.data.public, rng, targets, parameter="data.public")
     parts = partition(
         config.data.partition,
@@ -130,7 +133,8 @@ def require_public(method: Algorithm, public: Indices) -> None:
 
 def client_names(config: Config, data: DataSet, parts: Sequence[Indices]) -> list[str]:
     """The value of the column that made the client, where there is one; else client-0, client-1."""
-    return _named_by_column(config, data, parts) or [f"client-{i}" for i in range(len(parts))]
+    named = _named_by_column(config, data, parts) or data.owner_names
+    return list(named or [f"client-{i}" for i in range(len(parts))])
 
 
 def _named_by_column(config: Config, data: DataSet, parts: Sequence[Indices]) -> list[str] | None:
@@ -229,4 +233,11 @@ def assumptions(
         found.append("assumes that the set of labels is public")
     if is_own and not is_tested_on_clients:
         found.append("assumes that the records of the test split are public")
+    if config.data.person is not None and config.data.rows_per_person is None:
+        found.append("assumes that the most rows of a person are public (data.rows_per_person)")
+    if data.schema is not None and config.data.person is None and config.privacy.unit == "record":
+        found.append(
+            "assumes that one row is all that there is about a person (data.person names whose a "
+            "row is)"
+        )
     return tuple(found)

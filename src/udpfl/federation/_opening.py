@@ -16,7 +16,9 @@ from torch import nn
 
 from udpfl._version import __version__
 from udpfl.config import Config, dump, load
+from udpfl.config.models import DataConfig
 from udpfl.config.reading import OWN
+from udpfl.data.frames import is_columns, is_rows
 from udpfl.errors import InvalidInput
 from udpfl.federation._calibration import why_nothing_is_claimed
 from udpfl.federation._client_data import (
@@ -29,6 +31,7 @@ from udpfl.federation.plan import ReleasePlan
 from udpfl.federation.setup import Setup
 from udpfl.ledger.file import require_writable
 from udpfl.runs.folder import RunFolder
+from udpfl.runs.preprocessing import Preprocessing
 from udpfl.runs.schema import Claim, Identity
 
 log = logging.getLogger(__name__)
@@ -59,7 +62,7 @@ def read_arguments(
         sections, model = {**sections, "model": model}, None
     if model is not None and not isinstance(model, nn.Module):
         raise InvalidInput("model", f"must be an nn.Module, a name or a section, got {model!r}")
-    if isinstance(data, Mapping):
+    if isinstance(data, Mapping) and not _is_table(data):
         sections, data = {**sections, "data": data}, None
     if resume is not None:
         if config is not None or sections:
@@ -72,11 +75,16 @@ def read_arguments(
     for name, given in (("model", model), ("data", data)):
         if given is not None:
             own[name] = {**_section(own.get(name)), "name": OWN}
-    if isinstance(data, list):
+    if isinstance(data, list) and not is_rows(data):
         for stated in (sections, config):
             require_client_count(stated_clients(stated), len(data))
         own["data"]["clients"] = len(data)
     return Asked(load(config, own), None, model, data)
+
+
+def _is_table(data: Mapping[str, Any]) -> bool:
+    """Whether a dict is a table of columns, and not the section `data`."""
+    return is_columns(data) and not data.keys() <= DataConfig.model_fields.keys()
 
 
 def _section(value: Any) -> dict[str, Any]:
@@ -109,7 +117,7 @@ def check(setup: Setup) -> None:
 def _advise(settings: Config) -> None:
     """Warn of settings that are allowed but hardly ever meant."""
     privacy, training = settings.privacy, settings.training
-    clips_records = privacy.enabled and privacy.unit == "record"
+    clips_records = privacy.enabled and privacy.unit != "client"
     if not clips_records and training.learning_rate > 1:
         log.warning(
             "training.learning_rate = %g is for gradients that are clipped and noised, but here "
@@ -134,6 +142,7 @@ def begin_folder(setup: Setup, plans: Sequence[ReleasePlan], unclaimed: str | No
     folder.write_config(dump(settings))
     folder.write_clients([plan.to_row() for plan in plans])
     folder.write_records(setup.parts, setup.public, setup.data)
+    folder.write_preprocessing(Preprocessing.of(setup.data))
     shared = settings.privacy.ledger
     identity = Identity(
         id=secrets.token_hex(8),

@@ -6,7 +6,7 @@ import copy
 import difflib
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,10 @@ from udpfl.config import Config
 from udpfl.config.reading import OWN
 from udpfl.data import BUILT_IN as DATA
 from udpfl.data import DataSet, Source, as_dataset
-from udpfl.data.records import Array, Task
+from udpfl.data.persons import PersonRecords
+from udpfl.data.records import Array, Records, Task
 from udpfl.data.table import SOURCE as TABLE
+from udpfl.data.user_data import is_tabular
 from udpfl.engine import LaneModel, Loss
 from udpfl.errors import InvalidInput
 from udpfl.federation._fixed_part import FixedPart
@@ -52,7 +54,7 @@ def load_dataset(settings: Config, data: Any, test: Any) -> DataSet:
             test,
             task=wanted.task,
             seed=seed,
-            options=_options(settings, TABLE if isinstance(data, (str, Path)) else None),
+            options=_options(settings, TABLE if is_tabular(data) else None),
         )
     if wanted.name == OWN:
         raise InvalidInput(
@@ -80,15 +82,28 @@ def load_dataset(settings: Config, data: Any, test: Any) -> DataSet:
 
 
 def _options(settings: Config, source: Source | None) -> dict[str, Any]:
-    """What the loader is told; a table learns from the partition which column to keep."""
+    """What the loader is told; a table learns from the section which columns are no features."""
     options = dict(settings.data.options)
     for name in source.takes if source else ():
-        if (value := getattr(settings.data, name)) is not None:
-            options.setdefault(name, value)
+        value = getattr(settings.data, name)
+        if value is None:
+            continue
+        given = options.get(name)
+        if name == "by" and given is not None:  # further columns to partition by
+            others = [given] if isinstance(given, str) else list(given)
+            options[name] = list(dict.fromkeys([value, *others]))
+        elif given not in (None, value):
+            raise InvalidInput(
+                f"data.options.{name}", f"is {given!r}, but data.{name} is {value!r}: set only one"
+            )
+        else:
+            options[name] = value
     return options
 
 
-def build_network(settings: Config, model: nn.Module | None, data: DataSet) -> nn.Module:
+def build_network(
+    settings: Config, model: nn.Module | None, input_shape: Sequence[int], outputs: int
+) -> nn.Module:
     """The architecture with its initial weights."""
     if model is not None:
         return model
@@ -101,9 +116,7 @@ def build_network(settings: Config, model: nn.Module | None, data: DataSet) -> n
     factory = resolve("models", name, models.BUILT_IN)
     if isinstance(factory, nn.Module):
         return factory
-    return models.build(
-        factory, data.input_shape, data.outputs, seed=settings.seed, **settings.model.options
-    )
+    return models.build(factory, input_shape, outputs, seed=settings.seed, **settings.model.options)
 
 
 def prepare_inputs(
@@ -119,6 +132,19 @@ def prepare_inputs(
     if not hasattr(network, "precompute"):
         return tensor.to(device)
     return FixedPart(network, device, parameter).features(tensor)
+
+
+def prepare_records(
+    network: nn.Module, records: Records, device: torch.device, parameter: str = "data"
+) -> Tensor:
+    """The same for records, of which each may be all rows of a person."""
+    inputs = records.inputs
+    if not isinstance(records, PersonRecords):
+        return prepare_inputs(network, inputs, device, parameter)
+    persons, rows = inputs.shape[:2]
+    flat = inputs.reshape(persons * rows, *inputs.shape[2:])
+    prepared = prepare_inputs(network, flat, device, parameter)
+    return prepared.view(persons, rows, *prepared.shape[1:])
 
 
 def copy_with_parameters(network: nn.Module, model: LaneModel, parameters: Tensor) -> nn.Module:

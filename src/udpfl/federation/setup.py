@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from udpfl.algorithms import Algorithm, PublicData
 from udpfl.config import Config
 from udpfl.data import DataSet
-from udpfl.data.records import Indices
+from udpfl.data.persons import PersonRecords, group_by_person, test_persons
+from udpfl.data.records import Indices, Records
 from udpfl.engine import LaneModel, Loss
 from udpfl.federation._calibration import NO_PASTS, Past, plan_releases
 from udpfl.federation._client_data import (
@@ -29,6 +30,7 @@ from udpfl.federation._client_data import (
 )
 from udpfl.federation._combinations import check_combination, check_target
 from udpfl.federation._input_range import require_range
+from udpfl.federation._persons import apply_to_rows, sum_over_rows
 from udpfl.federation.admission import Holding, plan_within
 from udpfl.federation.builders import (
     build_algorithm,
@@ -36,7 +38,7 @@ from udpfl.federation.builders import (
     choose_device,
     choose_loss,
     load_dataset,
-    prepare_inputs,
+    prepare_records,
 )
 from udpfl.federation.evaluation import Evaluation, evaluate
 from udpfl.federation.plan import ReleasePlan
@@ -93,6 +95,9 @@ class Setup:
         """Load and build what the configuration names; what is handed over takes its place."""
         device = choose_device(config.device)
         dataset = load_dataset(config, data, test)
+        if config.data.person is not None:
+            most = config.data.rows_per_person
+            dataset = group_by_person(dataset, config.data.person, config.data.by, most)
         config = fit_client_count(config, dataset)
         parts, public = divide_records(config, dataset)
         algorithm = build_algorithm(config)
@@ -100,14 +105,36 @@ class Setup:
         check_target(config, dataset.task)
         own_stages(config)  # refused before anything is planned, written or reserved
         require_public(algorithm, public)
-        network = build_network(config, model, dataset)
+        network = build_network(config, model, dataset.input_shape, dataset.outputs)
         loss = loss or choose_loss(dataset.task)
         return cls(config, device, dataset, data, parts, public, algorithm, network, loss)
 
     @cached_property
     def model(self) -> LaneModel:
-        """The network as the engine trains it."""
+        """The network for single rows, to evaluate it."""
         return LaneModel(self.network, self.loss).to(self.device)
+
+    @property
+    def has_persons(self) -> bool:
+        """Whether a record is all rows of a person."""
+        return isinstance(self.data.train, PersonRecords)
+
+    @cached_property
+    def trained_network(self) -> nn.Module:
+        """The network as it takes training records."""
+        return apply_to_rows(self.network) if self.has_persons else self.network
+
+    @cached_property
+    def trained_loss(self) -> Loss:
+        """The loss as it takes the targets of training records."""
+        return sum_over_rows(self.loss) if self.has_persons else self.loss
+
+    @cached_property
+    def trained_model(self) -> LaneModel:
+        """The network as the engine trains it."""
+        if not self.has_persons:
+            return self.model
+        return LaneModel(self.trained_network, self.trained_loss).to(self.device)
 
     @cached_property
     def start(self) -> Tensor:
@@ -117,41 +144,55 @@ class Setup:
     @cached_property
     def train(self) -> tuple[Tensor, Tensor]:
         """Inputs and targets of all training records, on the device."""
-        return self._on_device("train", "data")
+        return self._on_device(self.data.train, "data")
 
     @cached_property
     def test(self) -> tuple[Tensor, Tensor]:
         """Inputs and targets of the test records, on the device."""
-        return self._on_device("test", "data.test")
+        return self._on_device(self.data.test, "data.test")
 
-    def _on_device(self, split: str, parameter: str) -> tuple[Tensor, Tensor]:
-        records = getattr(self.data, split)
-        inputs = prepare_inputs(self.network, records.inputs, self.device, parameter)
+    def _on_device(self, records: Records, parameter: str) -> tuple[Tensor, Tensor]:
+        inputs = prepare_records(self.network, records, self.device, parameter)
         return inputs, torch.from_numpy(records.targets).to(self.device)
+
+    @cached_property
+    def _train_rows(self) -> tuple[Tensor, Tensor]:
+        """Single rows of the training records."""
+        inputs, targets = self.train
+        if isinstance(self.data.train, PersonRecords):
+            there = torch.from_numpy(self.data.train.is_there).to(self.device)
+            return inputs[there], targets[there]
+        return inputs, targets
 
     def check_model(self) -> None:
         """Raise where the model or its loss cannot take a record, or mixes records."""
-        require_range(self.model, {"data": self.train, "data.test": self.test})
+        require_range(self.model, {"data": self._train_rows, "data.test": self.test})
         _ = self.bytes_per_sample
 
     @cached_property
     def bytes_per_sample(self) -> int:
         """The memory that one record takes in training, as a trial on test records found."""
-        return self.model.check(self.start, *self.test)
+        tried = self.test
+        if self.has_persons:
+            persons = test_persons(self.data, str(self.config.data.person))
+            tried = self._on_device(persons, "data.test")
+        return self.trained_model.check(self.start, *tried)
 
     def show_public_records(self) -> None:
         """Let the method's server half learn from the public records."""
-        rows = torch.from_numpy(self.public).to(self.device)
-        inputs, targets = self.train
-        self.algorithm.prepare(
-            PublicData(self.model, inputs[rows], targets[rows], self.config.seed)
-        )
+        self.algorithm.prepare(PublicData(self.model, *self._public_rows, self.config.seed))
+
+    @cached_property
+    def _public_rows(self) -> tuple[Tensor, Tensor]:
+        """Single rows of the public records."""
+        if not len(self.public):
+            inputs, targets = self._train_rows
+            return inputs[:0], targets[:0]
+        return self._on_device(self.data.train.subset(self.public).rows, "data.public")
 
     def public_loss(self, parameters: Tensor) -> float:
         """The loss of a model on the public records, which are nobody's."""
-        rows = torch.from_numpy(self.public).to(self.device)
-        inputs, targets = (own[rows] for own in self.train)
-        return evaluate(self.model, parameters, inputs, targets, self.data.task).loss
+        return evaluate(self.model, parameters, *self._public_rows, self.data.task).loss
 
     def evaluate(self, parameters: Tensor) -> Evaluation:
         """How good a model is on the test records."""

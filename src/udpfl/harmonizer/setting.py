@@ -42,7 +42,7 @@ class Setting:
     rate: float = 1.0
     """Probability in (0, 1] with which a unit takes part in a release."""
     unit: Unit = "record"
-    """Whose presence is hidden: "record" or "client"."""
+    """Whose presence is hidden: "record", "person" or "client"."""
     accountant: Accountant | Filter = "best"
     """Who computes the cost: "rdp", "pld", "best" of both, a `Filter`, or with scalar accounting
     "paper", the paper's own."""

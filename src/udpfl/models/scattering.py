@@ -85,7 +85,7 @@ class Scattering(nn.Module):
         self.margins = (step, right, step, down)
         self.fixed = Scattering2d(step + height + down, step + width + right, scales, orientations)
         self.positions = (-(-height // step), -(-width // step))
-        planes = channels * self.fixed.paths
+        planes = self.planes = channels * self.fixed.paths
         self.groups = 0
         if normalization == "group":
             self.groups = max(n for n in range(1, min(groups, planes) + 1) if planes % n == 0)
@@ -103,7 +103,7 @@ class Scattering(nn.Module):
         margin = F.pad(images, self.margins, mode="reflect")
         height, width = self.positions
         found = self.fixed(margin.flatten(0, 1))[..., 1 : 1 + height, 1 : 1 + width]
-        planes = found.reshape(len(images), -1, height, width)
+        planes = found.reshape(-1, self.planes, height, width)  # of any number of images
         if self.groups:
             planes = F.group_norm(planes, self.groups, eps=_EPSILON)
         return planes.flatten(1)

@@ -28,7 +28,8 @@ _OTHER_KIND = (
     "is guaranteed."
 )
 _OTHER_UNIT = (
-    "An ε for one record and an ε for a whole client cannot be compared: each has its own chart."
+    "Numbers ε for different units (a record, a person, a whole client) cannot be compared: each "
+    "unit has its own chart."
 )
 _OTHER_DELTA = (
     "The runs have different δ: of two runs with the same ε, the one with the smaller δ has the "

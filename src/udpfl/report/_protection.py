@@ -20,13 +20,13 @@ from udpfl.errors import UdpflError
 from udpfl.mechanisms.randomiser import randomiser_of
 from udpfl.runs.schema import ClientRow, RoundRow
 
-Clipped = Literal["gradients", "updates", "parameters"]
+Clipped = Literal["gradients", "persons", "updates", "parameters"]
 
 
 def what_is_clipped(unit: str, clients: Sequence[ClientRow]) -> Clipped:
     """Gradients of records, or what a whole client sends: its update, or all its parameters."""
-    if unit == "record":
-        return "gradients"
+    if unit != "client":
+        return "gradients" if unit == "record" else "persons"
     return "parameters" if any(client.parameters for client in clients) else "updates"
 
 
@@ -128,6 +128,8 @@ def in_sentences(
 _WHERE: dict[Clipped, str] = {
     "gradients": "In each local step a client clips the gradient of every record and adds the "
     "noise to their sum.",
+    "persons": "In each local step a client adds up the gradients of all rows of every person, "
+    "clips each of these sums, and adds the noise to what they come to together.",
     "updates": "In each round a client clips its update as a whole and adds the noise itself.",
     "parameters": "In each round a client clips its parameters as a whole and adds the noise "
     "itself.",

@@ -14,7 +14,7 @@ from udpfl.config.documents import known_keys
 from udpfl.report.charts import class_names
 from udpfl.report.read import RunRecord, Tone
 from udpfl.report.verification import State
-from udpfl.report.words import counted, explain, label, no_number, small
+from udpfl.report.words import UNITS, counted, explain, label, no_number, small
 from udpfl.runs.targets import size_of
 
 _MATRIX_LIMIT = 40
@@ -83,7 +83,7 @@ def _about_epsilon(run: RunRecord) -> str:
     spent = {shown(client.statement.epsilon) for client in run.clients if client.statement}
     kind = "nominal ε" if run.kind == "nominal" else "ε"
     said = f"largest {kind}" if len(spent) > 1 else kind
-    whole = " for a whole client" if run.unit == "client" else ""
+    whole = "" if run.unit == "record" else f" for {UNITS[run.unit]}"
     return f"{said}{whole}, at δ = {small(run.statement.delta)}"
 
 

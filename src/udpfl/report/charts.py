@@ -11,6 +11,7 @@ from typing import Any, Literal
 from udpfl.accounting.statement import Kind
 from udpfl.report._protection import Clipped
 from udpfl.report.read import Client, RunRecord, Tone
+from udpfl.report.words import UNITS
 
 Values = list[float | None]
 Dash = Literal["solid", "dashed", "dotted"]
@@ -176,7 +177,7 @@ def _budget_marks(run: RunRecord) -> tuple[tuple[float, str], ...]:
 def _axis(run: RunRecord) -> str:
     """What an axis of epsilon says: which kind of number, and whose where it is not a record's."""
     said = "nominal ε" if run.kind == "nominal" else "ε"
-    return f"{said} for a whole client" if run.unit == "client" else said
+    return said if run.unit == "record" else f"{said} for {UNITS[run.unit]}"
 
 
 def _epsilon_by_round(run: RunRecord) -> Chart | None:

@@ -22,7 +22,7 @@ from udpfl.report._sections import figure, privacy_badge, prose, text
 from udpfl.report.charts import Chart, run_charts
 from udpfl.report.read import RunRecord
 from udpfl.report.selection import RunSelection, selection_of
-from udpfl.report.words import counted, explain, no_number, small, unit_of
+from udpfl.report.words import UNITS, counted, explain, no_number, small, unit_of
 
 
 def run_page(run: RunRecord) -> str:
@@ -138,7 +138,7 @@ def _figures(
     private = [run for run in runs if run.kind != "none"]
     # Columns that would say the same of every run, or nothing but the usual, are left out.
     deltas = len({run.statement.delta for run in private}) > 1
-    units = any(run.unit == "client" for run in private)
+    units = any(run.unit != "record" for run in private)
     about = f"{'<th>δ</th>' if deltas else ''}{'<th>unit</th>' if units else ''}"
     aims = any(run.target is not None for run in runs)
     rows = []
@@ -188,7 +188,7 @@ def _privacy_of_each(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
     )
     units = units_of(runs)
     other = (
-        ", and an ε for one record cannot be compared with an ε for a whole client"
+        f", and an ε for {' cannot be compared with an ε for '.join(UNITS[own] for own in units)}"
         if len(units) > 1
         else ""
     )

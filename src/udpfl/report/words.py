@@ -24,8 +24,16 @@ LABELS = {
     "none": "Not private",
 }
 NOT_KNOWN = "Not known"
-UNITS: dict[Unit, str] = {"record": "one record", "client": "a whole client"}
-WHOSE: dict[Unit, str] = {"record": "single records", "client": "whole clients"}
+UNITS: dict[Unit, str] = {
+    "record": "one record",
+    "person": "one person",
+    "client": "a whole client",
+}
+WHOSE: dict[Unit, str] = {
+    "record": "single records",
+    "person": "persons",
+    "client": "whole clients",
+}
 """Whose privacy the line of a chart is about."""
 _NOT_YET = (
     "What the number assumes about the data, such as public sizes or labels, is written down when "
@@ -122,8 +130,8 @@ def label(run: RunRecord) -> str:
         return NOT_KNOWN
     if run.contradicted:
         return "Contradicted"
-    whole = run.kind != "none" and run.statement.unit == "client"
-    return LABELS[run.kind] + (", whole clients" if whole else "")
+    is_special = run.kind != "none" and run.statement.unit != "record"
+    return LABELS[run.kind] + (f", {WHOSE[run.statement.unit]}" if is_special else "")
 
 
 def unit_of(run: RunRecord) -> str:
@@ -216,6 +224,7 @@ def _learned(most: str, delta: float) -> str:
 
 _HIDDEN = {
     "record": ("a record", "two records"),
+    "person": ("a person with all rows", "two persons, each with all rows,"),
     "client": ("a client with all its records", "two clients, each with all its records,"),
 }
 
@@ -278,7 +287,12 @@ def compared(unit: Unit, neighbours: Neighbours, trusted: bool) -> str:
     """Who is hidden, and which two worlds cannot be told apart."""
     if neighbours == "replace-one":
         whole = "all records of one client, replaced by any others"
-        return "one record of one client, replaced by any other" if unit == "record" else whole
+        return whole if unit == "client" else f"one {unit} of one client, replaced by any other"
+    if unit == "person":
+        return (
+            "one person with all rows at one client: the comparison is between the data with and "
+            "without these rows"
+        )
     if unit == "record":
         return "one record of one client: the comparison is between the data with and without it"
     if trusted:
@@ -322,6 +336,9 @@ def _limits(run: RunRecord, statement: PrivacyStatement) -> tuple[str, ...]:
         "sends, as if one client left and another joined, which costs twice the ε. And a person "
         "with records at k clients: they have k times the ε, and a δ that grows even faster."
         if statement.unit == "client"
+        else "A person with rows at k clients: they have k times the ε, and a δ that grows even "
+        "faster."
+        if statement.unit == "person"
         else "A person with several records at one client: k records together have k times the ε, "
         "and a δ that grows even faster.",
         "The same records in other data, under another name or elsewhere: they are charged there "

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from udpfl.errors import InvalidInput
 from udpfl.runs import names
 from udpfl.runs._version1 import as_version_2
+from udpfl.runs.preprocessing import Preprocessing
 from udpfl.runs.schema import (
     VERSION,
     ClientRow,
@@ -88,6 +89,11 @@ def read_metrics(folder: Path, parameter: str = "run") -> tuple[RoundRow, ...]:
     except (OSError, ValueError) as error:
         raise InvalidInput(parameter, f"cannot read {path}: {error}") from None
     return tuple(rows)
+
+
+def read_preprocessing(folder: Path, parameter: str = "run") -> Preprocessing | None:
+    """What new records need before the model; None in a folder of an older version."""
+    return _read(folder / names.PREPROCESSING, Preprocessing.from_dict, parameter)
 
 
 def read_summary(folder: Path, parameter: str = "run") -> Summary | None:

@@ -3,6 +3,7 @@
 config.toml          the resolved configuration
 run.json             version, identity, and whether the run is private
 participants.json    what each client declares, and its noise
+preprocessing.json   columns, scale, categories and labels: what new records need
 records.npz          the record indices of each client, of the test and of the public split
 metrics.jsonl        one line per round
 charged.log          the ledger's last charge after every round, on disk before a message is used
@@ -34,6 +35,7 @@ from udpfl.data.records import DataSet, Indices
 from udpfl.errors import InvalidInput, UdpflError
 from udpfl.runs import names
 from udpfl.runs.files import has_begun, read_clients, read_identity, read_metrics, read_summary
+from udpfl.runs.preprocessing import Preprocessing
 from udpfl.runs.schema import ClientRow, FinalEvaluation, Identity, RoundRow, Stamp, Summary
 from udpfl.runs.writing import append_line, explained, write_json, write_whole
 
@@ -147,6 +149,10 @@ class RunFolder:
     def write_clients(self, clients: Sequence[ClientRow]) -> None:
         """Those of a run that begins, in their order."""
         write_json(self.path / names.CLIENTS, [row.to_dict() for row in clients])
+
+    def write_preprocessing(self, preprocessing: Preprocessing) -> None:
+        """What new records need before the model."""
+        write_json(self.path / names.PREPROCESSING, preprocessing.to_dict())
 
     def write_evaluation(self, evaluation: FinalEvaluation) -> None:
         """The final model on the test split."""
@@ -288,7 +294,13 @@ def _free(path: Path) -> bool:
     if not path.is_dir():
         return False
     found = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}
-    return found <= {names.CONFIG, names.CLIENTS, names.RECORDS, names.CHECKPOINTS}
+    return found <= {
+        names.CONFIG,
+        names.CLIENTS,
+        names.RECORDS,
+        names.PREPROCESSING,
+        names.CHECKPOINTS,
+    }
 
 
 def _name_of(round_: int) -> str:

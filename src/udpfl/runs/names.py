@@ -4,6 +4,7 @@ IDENTITY = "run.json"
 CONFIG = "config.toml"
 CLIENTS = "participants.json"
 RECORDS = "records.npz"
+PREPROCESSING = "preprocessing.json"
 METRICS = "metrics.jsonl"
 EVALUATION = "evaluation.json"
 SUMMARY = "summary.json"
@@ -15,7 +16,7 @@ AGGREGATES = "aggregates"
 UPDATES = "updates"
 LOCK = ".lock"
 
-BEGUN_WITH = (IDENTITY, CONFIG, CLIENTS, RECORDS)
+BEGUN_WITH = (IDENTITY, CONFIG, CLIENTS, RECORDS, PREPROCESSING)
 """Files that are never written again once a run has begun."""
 ENDED_WITH = (MODEL, METRICS, EVALUATION)
 """Files that are final when a run ends."""

@@ -13,7 +13,11 @@ from udpfl.federation.selection import list_names
 
 log = logging.getLogger(__name__)
 
-_HIDDEN: dict[Unit, str] = {"record": "single records", "client": "whole clients"}
+_HIDDEN: dict[Unit, str] = {
+    "record": "single records",
+    "person": "persons",
+    "client": "whole clients",
+}
 
 
 def require_same_unit(privacy: PrivacyConfig, pasts: Mapping[str, Past]) -> None:
@@ -26,8 +30,8 @@ def require_same_unit(privacy: PrivacyConfig, pasts: Mapping[str, Past]) -> None
             raise InvalidInput(
                 "privacy.unit",
                 f"the account of {name} in {privacy.ledger} was charged for {_HIDDEN[unit]}, but "
-                f"this run hides {_HIDDEN[privacy.unit]}: the two cannot be added up. Set "
-                f'privacy.unit = "{unit}", or use another ledger',
+                f"this run hides {_HIDDEN[privacy.unit]}: the two cannot be added up. "
+                f"{_same_unit(unit)}, or use another ledger",
             )
         if neighbours != "add-remove":
             raise InvalidInput(
@@ -36,6 +40,10 @@ def require_same_unit(privacy: PrivacyConfig, pasts: Mapping[str, Past]) -> None
                 f"replaced, but a run is charged for a {unit} that is added or removed: the two "
                 "cannot be added up. Use another ledger",
             )
+
+
+def _same_unit(unit: Unit) -> str:
+    return "Set data.person" if unit == "person" else f'Set privacy.unit = "{unit}"'
 
 
 def tell_of_deltas(privacy: PrivacyConfig, pasts: Mapping[str, Past]) -> None:
