@@ -87,7 +87,7 @@ def test_nominal_accounting_says_so(capsys, config):
 
 
 def test_the_installed_command_prints_nothing_but_its_answer(config):
-    program = [str(Path(sys.executable).with_name("udpfl")), "run", str(config), "--json"]
+    program = [str(Path(sys.executable).with_name("udpfl")), "-q", "run", str(config), "--json"]
     done = subprocess.run(program, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""

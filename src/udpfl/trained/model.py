@@ -24,7 +24,6 @@ from udpfl.data.records import Array, DataSet, Records
 from udpfl.engine import LaneModel
 from udpfl.errors import InvalidInput, UdpflError
 from udpfl.federation.builders import (
-    OWN,
     build_network,
     choose_loss,
     load_dataset,
