@@ -135,9 +135,8 @@ def flat(input_shape, outputs):
 def hello() -> None:
     typer.echo("hello")
 """,
-        {"cli/app.py": [
-            ("from udpfl.cli.data import data", "from udpfl.cli.hello import hello"),
-            ("app.command()(methods)", "app.command()(hello)"),
+        {"cli/_verbs.py": [
+            ("VERBS: dict[str, Verb] = {", '    "hello": Verb("hello", "Say hello."),'),
         ]},
         ("hello",), "hello",
     ),

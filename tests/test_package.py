@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import pickle
 import re
 import subprocess
 import sys
@@ -77,16 +79,89 @@ def test_the_engine_needs_nothing_but_numpy_scipy_and_torch():
     assert done.returncode == 0, done.stderr
 
 
-def test_importing_is_light():
-    done = python(
-        """
-        import sys
-        import udpfl
-        heavy = {"torch", "matplotlib", "dp_accounting", "pydantic", "rich", "typer"}
-        print(sorted(heavy & set(sys.modules)))
-        """
-    )
-    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+HEAVY = {
+    "dp_accounting", "matplotlib", "numpy", "pydantic", "rich", "scipy", "scipy.optimize",
+    "scipy.stats", "torch", "typer",
+}  # fmt: skip
+
+
+def imported_by(code: str) -> set[str]:
+    """Which of the heavy modules a program has imported at its end."""
+    done = python(f"{code}\nimport sys; print('modules', *sys.modules)")
+    assert done.returncode == 0, done.stderr
+    return HEAVY & set(done.stdout.splitlines()[-1].split())
+
+
+def call(arguments: str) -> str:
+    return f"from udpfl.cli.app import call; assert call({arguments.split()!r}) == 0"
+
+
+@pytest.mark.parametrize(
+    ("code", "allowed"),
+    [
+        ("import udpfl", set()),
+        ("import udpfl; dir(udpfl); udpfl.InvalidInput, udpfl.__version__", set()),
+        ("import udpfl.cli", set()),
+        (call("--version"), {"typer"}),
+        (call("--help"), {"rich", "typer"}),
+        (call("plan --epsilon 8 --steps 9 --dimension 99 --sampling-rate 0.1"),
+         {"numpy", "pydantic", "rich", "scipy", "typer"}),
+        ("import udpfl; udpfl.plan(epsilon=8, steps=9, dimension=99, sampling_rate=0.1)",
+         {"numpy", "scipy"}),
+    ],
+    ids=["import", "names", "cli", "version", "help", "plan", "udpfl.plan"],
+)  # fmt: skip
+def test_nothing_is_imported_before_it_is_needed(code, allowed):
+    assert imported_by(code) <= allowed
+
+
+def test_what_is_heavy_is_found():
+    assert imported_by("import scipy.stats") >= {"numpy", "scipy.optimize", "scipy.stats"}
+
+
+def test_dir_shows_the_public_names_and_nothing_else():
+    done = python("import udpfl; assert dir(udpfl) == udpfl.__all__; print(*dir(udpfl))")
+    assert done.stdout.split() == udpfl.__all__, done.stderr
+
+
+@pytest.mark.parametrize("name", ["accounting", "errors", "harmonizer", "ledger", "mechanisms",
+                                  "planning", "plugins", "sensitivity"])  # fmt: skip
+def test_parts_are_reached_without_an_import_of_their_own(name):
+    done = python(f"import udpfl; print(udpfl.{name}.__name__)")
+    assert done.stdout.strip() == f"udpfl.{name}", done.stderr
+
+
+def test_a_name_that_there_is_not_is_refused():
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = udpfl.nothing
+    with pytest.raises(ImportError, match="cannot import name 'nothing'"):
+        exec("from udpfl import nothing")
+
+
+def test_every_name_comes_from_the_place_that_type_checkers_are_told():
+    """The table of names and the imports that only type checkers read say the same."""
+    block = next(
+        node for node in ast.parse(Path(udpfl.__file__).read_text()).body
+        if isinstance(node, ast.If)
+    )  # fmt: skip
+    told = {
+        alias.name: str(node.module).removeprefix("udpfl.")
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert told == udpfl._PLACES
+    assert {*told, "__version__"} == set(udpfl.__all__)
+
+
+def test_things_of_the_package_are_pickled():
+    things = [
+        udpfl.Gaussian(2.0),
+        udpfl.Release(udpfl.Laplace(1.0), udpfl.Sensitivity(1.0, "l1", 3)),
+        udpfl.plan("gaussian", epsilon=2, steps=3),
+        udpfl.plan,
+    ]
+    assert pickle.loads(pickle.dumps(things)) == things
 
 
 def test_exported_names_exist_and_are_sorted():

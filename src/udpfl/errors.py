@@ -23,6 +23,8 @@ class InvalidInput(UdpflError, ValueError):
     def __init__(self, parameter: str, message: str) -> None:
         self.parameter = parameter
         self.message = message
+        self.problems: tuple[tuple[str, str], ...] = ((parameter, message),)
+        """Every parameter that is wrong, with what is said of it; more than one in a file."""
         super().__init__(f"{parameter}: {message}")
 
 

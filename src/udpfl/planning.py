@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,13 +16,14 @@ from udpfl.accounting import (
     Sensitivity,
     account,
 )
+from udpfl.accounting.statement import shown
 from udpfl.errors import InvalidInput, Unsupported
 from udpfl.harmonizer import Choice, Matched, Rank, Setting, choose, ranked
 from udpfl.mechanisms import BUILT_IN, Gaussian, Mechanism
 from udpfl.plugins import offered, own_mechanism
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PlanRow:
     """One mechanism: its noise and what that guarantees, or the error that rules it out."""
 
@@ -37,6 +39,13 @@ class PlanRow:
     """The reason for its place, or what rules it out."""
     matched: Matched | None = None
     """What it was matched to, if it was."""
+
+    def __repr__(self) -> str:
+        if self.noise is None or self.statement is None:
+            return f"<PlanRow: {self.mechanism}, impossible: {self.why}>"
+        place = "" if self.rank is None else f"{self.rank}. "
+        noise = f"noise std {self.noise.noise_std:.4g}"
+        return f"<PlanRow: {place}{self.mechanism}, {noise}, {_cost(self)}>"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; infinite numbers are the string "inf", missing ones null."""
@@ -57,7 +66,7 @@ class PlanRow:
         return {"mechanism": self.mechanism, "rank": self.rank, **finite, **extra}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan(Sequence[PlanRow]):
     """Rows in rank order, impossible mechanisms last.
 
@@ -87,6 +96,24 @@ class Plan(Sequence[PlanRow]):
 
     def __iter__(self) -> Iterator[PlanRow]:
         return iter(self.rows)
+
+    def __repr__(self) -> str:
+        best, count = self.best, len(self)
+        others = "" if count == 1 else f", best of {count}"
+        if best.noise is None or best.statement is None:
+            return f"<Plan: impossible, {best.why}>"
+        return (
+            f"<Plan: {best.mechanism}{others}, noise std {best.noise.noise_std:.4g}, {_cost(best)}>"
+        )
+
+    def _repr_html_(self) -> str:
+        """The table that notebooks show."""
+        everything = [*self.rows] if self.reference is None else [*self.rows, self.reference]
+        head = "".join(
+            f"<th>{name}</th>" for name in ("#", "mechanism", "noise std", "cost", "why")
+        )
+        body = "".join(f"<tr>{''.join(_cells(row))}</tr>" for row in everything)
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
     def to_list(self) -> list[dict[str, Any]]:
         """The rows as plain data, ready for JSON; last the reference, if there is one."""
@@ -193,6 +220,24 @@ def _known(mechanism: Any) -> str | Mechanism:
         return own_mechanism(mechanism)
     except InvalidInput as error:  # which names a key of a configuration
         raise InvalidInput("mechanism", error.message) from None
+
+
+def _cost(row: PlanRow) -> str:
+    """What all steps cost, in a few words that do not hide a nominal number."""
+    assert row.statement is not None
+    word = "" if row.statement.kind == "guarantee" else f"{row.statement.kind} "
+    return f"{word}ε {shown(row.statement.epsilon)} at δ = {row.statement.delta:g}"
+
+
+def _cells(row: PlanRow) -> Iterator[str]:
+    """One line of the table in a notebook."""
+    yield f"<td>{row.rank or ''}</td>"
+    yield f"<td>{html.escape(row.mechanism)}</td>"
+    if row.noise is None or row.statement is None:
+        yield "<td>impossible</td><td></td>"
+    else:
+        yield f"<td>{row.noise.noise_std:.4g}</td><td>{html.escape(_cost(row))}</td>"
+    yield f'<td style="text-align:left">{html.escape(row.why)}</td>'
 
 
 def _is_isotropic(mechanism: str | Mechanism) -> bool:

@@ -1,4 +1,4 @@
-"""`udpfl.run`: train, and write the page about the run when it has ended."""
+"""`udpfl.run`: train, show how far it is, and write the page about the run when it has ended."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, ParamSpec, cast
 
 from udpfl.federation import Observer, Run
 from udpfl.federation import run as train
+from udpfl.live import NotebookBar, RoundLog, is_notebook
 from udpfl.report import write_report
 
 log = logging.getLogger(__name__)
@@ -29,7 +30,10 @@ def _with_page(train: Callable[P, Run]) -> Callable[P, Run]:
     @wraps(train)
     def run(*args: P.args, **kwargs: P.kwargs) -> Run:
         observers = cast(Any, kwargs.get("observers", ()))
-        kwargs["observers"] = (ReportPage(), *observers)  # before others hear of the end
+        has_bar = any(getattr(own, "shows_progress", False) for own in observers)
+        bar = () if has_bar or not is_notebook() else (NotebookBar(),)
+        # The page comes before others hear of the end.
+        kwargs["observers"] = (ReportPage(), RoundLog(), *bar, *observers)
         return train(*args, **kwargs)
 
     return run

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from udpfl import algorithms, data, mechanisms, models
 from udpfl.cli._completion import NAMED, assignments, values
+from udpfl.cli._verbs import VERBS as LISTED
 from udpfl.cli.app import app
 from udpfl.config import load
 from udpfl.config.documents import known_keys
@@ -69,6 +70,13 @@ def test_a_verb_says_what_it_does_and_shows_an_example(path):
     lines = examples(command)
     assert lines
     assert any(line.split()[1:][: len(path)] == list(path) for line in lines), lines
+
+
+def test_the_list_of_verbs_says_what_each_says_of_itself():
+    """The list is a table of its own, so that nothing is imported to print it."""
+    for name, verb in LISTED.items():
+        assert verb.help == " ".join(ALL[name,].help.partition("\n\n")[0].split()), name
+        assert ALL[name,].name == name
 
 
 @spoken(VERBS)

@@ -72,7 +72,8 @@ def test_noise_is_matched_to_a_gaussian_and_both_costs_are_told(capsys):
     errors = {row["mechanism"]: row["error"] for row in bounded if row["rank"] is None}
     assert "laplace" in errors
     assert "gaussian" not in errors  # by loss distributions it costs less
-    assert "more than the budget of ε = 3; with a reference of 1.57 it" in errors["laplace"]
+    assert "more than the budget of ε = 3; matched to a Gaussian with" in errors["laplace"]
+    assert "noise multiplier 1.57 it would fit" in errors["laplace"]
 
 
 def test_the_table_of_matched_noise_has_the_reference_beside_it(capsys):

@@ -87,7 +87,7 @@ def test_nominal_accounting_says_so(capsys, config):
 
 
 def test_the_installed_command_prints_nothing_but_its_answer(config):
-    program = [str(Path(sys.executable).with_name("udpfl")), "run", str(config), "--json"]
+    program = [str(Path(sys.executable).with_name("udpfl")), "-q", "run", str(config), "--json"]
     done = subprocess.run(program, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -161,6 +161,7 @@ def test_cuda_that_is_not_there(capsys, config):
         ("run --privacy none", "--set privacy=none"),
         ("run --model mlp", "--set model.name=mlp"),
         ("run --modell mlp", "--set model.name=mlp"),
+        ("run --roundz 5", "--set training.rounds=5"),
         ("run --name x", "--set data.name=x or --set model.name=x"),
         ("compare --clients 4", "--set data.clients=4"),
         ("audit run --seed 3", "--set seed=3"),
@@ -176,10 +177,44 @@ def test_an_option_that_is_a_key_says_how_the_key_is_set(capsys, words, hint):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        ("run --quiet", "It belongs before the verb: udpfl --quiet run"),
+        ("run -q", "It belongs before the verb: udpfl -q run"),
+        ("budget show x --verbose", "It belongs before the verb: udpfl --verbose budget show"),
+        ("compare -v", "It belongs before the verb: udpfl -v compare"),
+        ("run --epochs 3", "use --set training.rounds=3 or --set training.local_epochs=3"),
+    ],
+)
+def test_an_option_in_the_wrong_place_says_where_it_belongs(capsys, words, said):
+    code, out, err = command(capsys, *words.split())
+    assert (code, out) == (2, "")
+    assert err.endswith(f"{said}\n")
+
+
+@pytest.mark.parametrize("moment", ["udpfl.cli.app", "typer", "udpfl.federation"])
+def test_an_interrupt_while_something_is_imported_ends_quietly(moment, tmp_path):
+    code = f"""
+import sys
+class Pressed:
+    def find_spec(self, name, path=None, target=None):
+        if name == {moment!r}:
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Pressed())
+from udpfl.cli import main
+main(["run"])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
         ("run --outt x", "--out"), ("run --trak mlflow", "--track"), ("run --xyzzy 3", "--xyzzy"),
         ("run --training 3", "--training"), ("compare --seed 4", "--seeds"),
         ("plan --rounds 5 --epsilon 3 --steps 2", "--rounds"), ("report --rounds 5", "--rounds"),
-        ("plan", "--steps"),
+        ("plan", "--steps"), ("run --squint x", "--squint"),
     ],
 )  # fmt: skip
 def test_what_is_no_key_or_near_to_an_option_says_nothing_of_keys(capsys, words, said):

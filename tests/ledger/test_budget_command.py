@@ -14,7 +14,7 @@ from tests.accounting.samples import STEP, TENTH
 from tests.ledger.samples import ROUND, charge, raw
 from udpfl import Budget, InvalidInput, Repeated, account
 from udpfl.accounting.serial import event_from_dict, event_from_json
-from udpfl.cli.budget import budget as budget_app
+from udpfl.cli._decisions import budget as budget_app
 from udpfl.ledger.ledger import Ledger
 
 app = typer.Typer()
@@ -144,3 +144,43 @@ def test_one_unreadable_account_hides_no_other(used):
         with pytest.raises(InvalidInput):
             ledger.commit([charge(1, 9, ROUND)])
         ledger.commit([charge(2, 9, TENTH)])
+
+
+def test_a_decision_about_several_clients_is_one_line(used):
+    call("set", used, "all", "--epsilon", "9", "--delta", "1e-5", "--reason", "vote")
+    lines = [line for line in call("history", used).stdout.splitlines() if "ε = 9 " in line]
+    assert len(lines) == 1
+    assert "2 clients" in lines[0]
+    lines = [
+        line for line in call("history", used, "--all").stdout.splitlines() if "ε = 9 " in line
+    ]
+    assert len(lines) == 2
+    only = call("history", used, "--client", "alice").stdout
+    assert "2 clients" not in only
+    changes = json.loads(call("history", used, "--json").stdout)["changes"]
+    assert len([own for own in changes if own["kind"] == "budget" and own["reason"] == "vote"]) == 2
+
+
+def test_every_verb_that_decides_prints_json(used):
+    budget = ("--epsilon", "9", "--delta", "1e-5", "--reason", "vote", "--json")
+    assert json.loads(call("set", used, "alice", *budget).stdout)["clients"] == ["alice"]
+    assert json.loads(call("set", used, "all", *budget).stdout)["clients"] == ["alice", "bob"]
+    assert json.loads(call("verify", used, "--json").stdout) == {
+        "sound": True, "problems": [], "charges": 6, "clients": 2,
+    }  # fmt: skip
+    why = ("--disjoint", "--reason", "new", "--json")
+    added = json.loads(call("client", "add", used, "carol", *why).stdout)
+    assert added == {"clients": ["carol"], "block": ""}
+    added = json.loads(call("block", "add", used, "bob", "Q3", *why).stdout)
+    assert added == {"clients": ["bob"], "block": "Q3"}
+
+
+def test_a_ledger_that_is_not_sound_says_so_in_json(used):
+    with raw(used) as file:
+        file.execute("DROP TRIGGER charges_never_update")
+        file.execute("UPDATE charges SET count = count + 1 WHERE id = 1")
+    result = call("verify", used, "--json")
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    assert not found["sound"]
+    assert found["problems"]

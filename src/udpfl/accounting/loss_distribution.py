@@ -1,9 +1,9 @@
 """Accounting by privacy-loss distributions (PLD): tighter than Rényi where a worst pair is known.
 
 A release is described by its hockey-stick curve delta(epsilon) between the worst pair of output
-distributions. Sampling transforms that curve exactly; `dp-accounting` discretises it
-pessimistically ("connect the dots") and composes it. Adding and removing a record are composed
-separately and the larger answer counts.
+distributions. Sampling transforms that curve exactly. It is discretised pessimistically ("connect
+the dots") and composed by Fourier transforms (`_grid_loss`). Adding and removing a record are
+composed separately and the larger answer counts.
 
 A worst pair is known for Gaussian noise (any dimension, by its l2 norm), for noise whose density
 falls with the l1 norm (under l1 clipping, one coordinate), and for every symmetric unimodal noise
@@ -22,16 +22,16 @@ Doroshenko et al. 2022, "Connect the dots".
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy import fft
 
 from udpfl.accounting import rdp
+from udpfl.accounting._grid_loss import GridLoss, connect_dots
 from udpfl.accounting.events import (
     Event,
     Leaf,
@@ -54,23 +54,6 @@ _MOST_POINTS = 1 << 23
 _LARGEST_LOSS = 650.0  # of one release: e^loss has to stay within floating point
 _LOWER_TAIL = 1e-11  # mass of small losses that may be rounded up
 _TAIL = 1e-16  # mass cut off each tail of one release, per release, added back as infinite loss
-
-
-class _DropLibraryChatter(logging.Filter):
-    """`dp-accounting` logs through absl; none of it is meant for the people who use us."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return "dp_accounting" not in record.pathname
-
-
-def _library() -> Any:
-    """`dp_accounting.pld.pld_pmf`, imported on first use: it takes most of a second."""
-    from dp_accounting.pld import pld_pmf
-
-    absl = logging.getLogger("absl")
-    if not any(isinstance(f, _DropLibraryChatter) for f in absl.filters):
-        absl.addFilter(_DropLibraryChatter())
-    return pld_pmf
 
 
 class _Sample(NamedTuple):
@@ -117,7 +100,9 @@ def _curve(leaf: Release | PureDP, passes: int, releases: int, near: float) -> t
 
 
 @lru_cache(maxsize=32)
-def _discretised(sample: _Sample, adding: bool, releases: int, coarser: float, near: float) -> Any:
+def _discretised(
+    sample: _Sample, adding: bool, releases: int, coarser: float, near: float
+) -> GridLoss:
     """One of about so many samples, on the grid of a total of about `near`."""
     curve, _ = _curve(sample.release, sample.passes, releases, coarser * near)
     step = coarser * grid_step(near, releases)
@@ -161,8 +146,8 @@ def _product(single: Curve, parts: int, releases: int, near: float) -> tuple[Cur
     """
     step = grid_step(near / math.sqrt(releases), parts)
     pmf = _self_compose(_pmf(_sampled(single, 1.0, adding=False), step, parts), parts)
-    probs = np.maximum(np.asarray(pmf._probs), 0.0)
-    losses = (pmf._lower_loss + np.arange(probs.size)) * step
+    probs = np.maximum(pmf.probs, 0.0)
+    losses = pmf.losses
     above_p = np.append(np.cumsum(probs[::-1])[::-1], 0.0)
     above_q = np.append(np.cumsum((probs * np.exp(-losses))[::-1])[::-1], 0.0)
     floor = 1e-13 + 32 * parts * np.finfo(float).eps
@@ -172,7 +157,7 @@ def _product(single: Curve, parts: int, releases: int, near: float) -> tuple[Cur
         finite = above_p[first] - np.exp(np.minimum(eps, 700.0)) * above_q[first]
         return np.asarray(np.clip(finite - floor, 0.0, 1.0))
 
-    return curve, 2 * floor + float(pmf._infinity_mass)
+    return curve, 2 * floor + pmf.infinite
 
 
 def _both_signs(curve: Curve, eps: Floats) -> Floats:
@@ -235,7 +220,7 @@ def grid_step(near: float, releases: int) -> float:
     return min(math.sqrt(min(2.5e-4 * near**2, 5e-4 * near) / releases), 1e-3 * near)
 
 
-def _pmf(curve: Curve, step: float, releases: int) -> Any:
+def _pmf(curve: Curve, step: float, releases: int) -> GridLoss:
     """One direction of one release, discretised pessimistically."""
     tail = _TAIL / releases
     upper = math.ceil(_range(curve, tail) / step)
@@ -249,31 +234,25 @@ def _pmf(curve: Curve, step: float, releases: int) -> Any:
     if not np.all(np.isfinite(deltas)):
         raise Unsupported("the privacy loss leaves the range of floating point; use rdp")
     deltas = np.minimum.accumulate(deltas)
-    library = _library()
-    pmf = library.create_pmf_pessimistic_connect_dots_fixed_gap(step, lower, upper, deltas)
-    dense = pmf.to_dense_pmf()
-    dense._probs.setflags(write=False)
-    return dense
+    loss = connect_dots(step, lower, deltas)
+    loss.probs.setflags(write=False)  # others get it from a cache
+    return loss
 
 
-def _self_compose(pmf: Any, count: int) -> Any:
-    """The loss of `count` equal releases; refuses what would not fit into memory.
-
-    As `pmf.self_compose`, which takes ten times as long to find out where the tails are.
-    """
+def _self_compose(loss: GridLoss, count: int) -> GridLoss:
+    """The loss of `count` equal releases; refuses what would not fit into memory."""
     if count == 1:
-        return pmf
-    low, high = _bulk(pmf._probs, count)
+        return loss
+    low, high = _bulk(loss.probs, count)
     if high - low > _MOST_POINTS:
         raise Unsupported("the composed loss is too spread out for a loss distribution")
     points = high - low + 1
-    size = fft.next_fast_len(max(points, pmf.size), real=True)
+    size = fft.next_fast_len(max(points, len(loss.probs)), real=True)
     # The transform wraps around: place k of the sum is found at k modulo its size.
-    wrapped = fft.irfft(fft.rfft(pmf._probs, size) ** count, size)
+    wrapped = fft.irfft(fft.rfft(loss.probs, size) ** count, size)
     probs = np.roll(wrapped, -low)[:points]
-    infinite = _TAIL - math.expm1(count * math.log1p(-pmf._infinity_mass))
-    lowest = pmf._lower_loss * count + low
-    return _library().DensePLDPmf(pmf._discretization, lowest, probs, infinite, True)
+    infinite = _TAIL - math.expm1(count * math.log1p(-loss.infinite))
+    return GridLoss(loss.step, loss.lowest * count + low, probs, infinite)
 
 
 _ORDERS = 20
@@ -321,18 +300,19 @@ class LossDistribution:
             self._allowance += count * sample.rate * lost  # unsampled records lose nothing
             samples.append((sample, count))
         one_way = all(sample.rate == 1 for sample, _ in samples)
-        self._pmfs = []
+        self._losses: list[GridLoss] = []
         for adding in (False, True) if both_ways and not one_way else (False,):
-            composed: Any = None
+            composed: GridLoss | None = None
             for sample, count in samples:
                 part = _discretised(sample, adding, rounded, coarser, near)
                 part = _self_compose(part, count)
-                composed = part if composed is None else composed.compose(part, _TAIL)
-            self._pmfs.append(composed)
+                composed = part if composed is None else composed.plus(part, _TAIL)
+            assert composed is not None, "an event has at least one release"
+            self._losses.append(composed)
 
     def delta(self, epsilon: float) -> float:
         """The delta that goes with `epsilon`, rounding allowance included."""
-        answers = [float(pmf.get_delta_for_epsilon(epsilon)) for pmf in self._pmfs]
+        answers = [loss.delta(epsilon) for loss in self._losses]
         return min(1.0, max(answers) + self._allowance) if all(a <= 2 for a in answers) else 1.0
 
     def epsilon(self, delta: float) -> float:
@@ -340,8 +320,7 @@ class LossDistribution:
         left = delta - self._allowance
         if left <= 0:
             return math.inf
-        with np.errstate(over="ignore"):  # a total beyond e^700 ends as infinity
-            answers = [float(pmf.get_epsilon_for_delta(left)) for pmf in self._pmfs]
+        answers = [loss.epsilon(left) for loss in self._losses]
         return max(answers) if all(answer >= 0 for answer in answers) else math.inf
 
 

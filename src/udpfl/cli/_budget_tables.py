@@ -10,7 +10,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from udpfl.accounting.described import described
+from udpfl.accounting.described import counted, described
 from udpfl.accounting.statement import shown
 from udpfl.cli._decision_words import describe_decision
 from udpfl.cli._ledgers import Balance
@@ -81,15 +81,29 @@ def charged(entries: Iterable[Entry], folders: Mapping[str, str], *, every: bool
 
 
 def decided(
-    changes: Iterable[Decision], names: Mapping[int, str], folders: Mapping[str, str]
+    changes: Iterable[Decision],
+    names: Mapping[int, str],
+    folders: Mapping[str, str],
+    *,
+    every: bool,
 ) -> Table:
-    """Decisions that people want to see; `names` of accounts by their numbers."""
-    table = Table("when", "client", "change", "by", "reason")
+    """Decisions that people want to see; `names` of accounts by their numbers.
+
+    A decision that was made for several clients in a row is one line, or one for each.
+    """
+    rows: list[tuple[str, list[str], tuple[str, str, str]]] = []
     for change in changes:
-        if (said := describe_decision(change, folders)) is not None:
-            who = names.get(change.account or 0, "")
-            when = _second(change.decided_at)
-            table.add_row(*map(Text, (when, who, said, change.author, change.reason)))
+        if (said := describe_decision(change, folders)) is None:
+            continue
+        who, decision = names.get(change.account or 0, ""), (said, change.author, change.reason)
+        if not every and rows and who and rows[-1][2] == decision and who not in rows[-1][1]:
+            rows[-1][1].append(who)
+        else:
+            rows.append((_second(change.decided_at), [who], decision))
+    table = Table("when", "client", "change", "by", "reason")
+    for when, clients, decision in rows:
+        who = clients[0] if len(clients) == 1 else counted(len(clients), "client")
+        table.add_row(*map(Text, (when, who, *decision)))
     return table
 
 

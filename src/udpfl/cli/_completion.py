@@ -1,25 +1,17 @@
 """What the shell offers: names, and after `--set` the keys of a configuration and their values.
 
-The shell waits for every answer, so nothing here may import torch.
+The shell waits for every answer, so nothing here may import torch. What is slow to import is
+imported where a completion needs it, because every verb imports this module.
 """
 
 from __future__ import annotations
 
 import ast
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-
-from udpfl.config.documents import known_keys
-from udpfl.config.models import SECTIONS
-from udpfl.mechanisms import BUILT_IN as MECHANISMS
-
-# Typer wraps meanings to the width of the terminal, and zsh takes the line breaks for text.
-if "_UDPFL_COMPLETE" in os.environ:
-    os.environ["COLUMNS"] = "10000"
 
 # Keys that take a name, and the group of entry points that may offer more of them.
 NAMED = {
@@ -41,6 +33,9 @@ def one_of(names: Iterable[str]) -> Callable[[str], list[str]]:
 
 def assignments(incomplete: str) -> list[tuple[str, str]]:
     """Assignments that begin like this, each with what the key means."""
+    from udpfl.config.documents import known_keys
+    from udpfl.config.models import SECTIONS
+
     keys = {key: field for key, field in known_keys().items() if key not in SECTIONS}
     wanted, equals, _ = incomplete.partition("=")
     found = [key for key in keys if (key == wanted if equals else key.startswith(wanted))]
@@ -54,6 +49,8 @@ def assignments(incomplete: str) -> list[tuple[str, str]]:
 
 def values(key: str) -> list[str]:
     """What a key may be, where that can be listed."""
+    from udpfl.config.documents import known_keys
+
     field = known_keys()[key]
     if key not in NAMED:
         return list(_choices(field))
@@ -72,6 +69,8 @@ def _choices(field: Mapping[str, Any]) -> Iterator[str]:
 def _built_in(package: str) -> list[str]:
     """The keys of `BUILT_IN = {...}` in `udpfl.PACKAGE`, from its source: importing is slow."""
     if package == "mechanisms":
+        from udpfl.mechanisms import BUILT_IN as MECHANISMS
+
         return [*MECHANISMS, "none"]
     spec = find_spec(f"udpfl.{package}")
     assert spec is not None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+from typing import Annotated, Any
 
 import typer
 
 from udpfl.accounting.budget import Budget
+from udpfl.accounting.described import counted
 from udpfl.cli._ledgers import balance_of, only_account, open_ledger, run_named
 from udpfl.cli._options import Trust, trust_all
 from udpfl.cli.budget import LedgerPath, budget
@@ -18,6 +20,7 @@ By = Annotated[
     str | None,
     typer.Option(help="Who decides this; the login name if not given.", show_default=False),
 ]
+Json = Annotated[bool, typer.Option("--json", help="Print what was decided as JSON.")]
 BlockName = Annotated[str, typer.Option(help="The block of the client's records, if any.")]
 
 
@@ -33,6 +36,7 @@ def set_(
     ] = "",
     by: By = None,
     trust: Trust = None,
+    json_: Json = False,
 ) -> None:
     """Set the budget of a client. Every later run has to keep it. Earlier budgets stay on record.
 
@@ -46,14 +50,21 @@ def set_(
         if client == "all" and not opened.find("all"):
             everyone = [account for account in opened.accounts() if account.block == block]
             opened.set_budgets([own.id for own in everyone], wanted, reason=reason, author=by)
-            typer.echo(f"{len(everyone)} clients: budget ε = {epsilon:g} at δ = {delta:g}")
+            names = [own.name for own in everyone]
+            said = f"{counted(len(names), 'client')}: budget ε = {epsilon:g} at δ = {delta:g}"
+            _tell(json_, said, clients=names, epsilon=epsilon, delta=delta)
             return
         account = only_account(opened, client, block)
         opened.set_budget(account.id, wanted, reason=reason, author=by)
         spent = balance_of(opened, account, delta).statement
-    typer.echo(
-        f"{account.name}: budget ε = {wanted.epsilon:g} at δ = {wanted.delta:g}; spent: {spent}"
-    )
+    said = f"{account.name}: budget ε = {epsilon:g} at δ = {delta:g}; spent: {spent}"
+    decided = {"clients": [account.name], "epsilon": epsilon, "delta": delta}
+    _tell(json_, said, **decided, spent=spent.to_dict())
+
+
+def _tell(json_: bool, said: str, **decided: Any) -> None:
+    """What was decided, for people or for programs."""
+    typer.echo(json.dumps(decided, indent=2, ensure_ascii=False) if json_ else said)
 
 
 block_ = typer.Typer(
@@ -82,6 +93,7 @@ def add(
         ),
     ] = False,
     by: By = None,
+    json_: Json = False,
 ) -> None:
     """Give a block of a client's records its own budget, because it belongs to other people.
 
@@ -108,8 +120,9 @@ def add(
             )
         for name in names:
             opened.declare_block(name, block, reason=reason, author=by)
-    who = client if names == [client] else f"{len(names)} clients"
-    typer.echo(f'{who}: block {block} has its own budget; set data.block = "{block}" to use it')
+    who = client if names == [client] else counted(len(names), "client")
+    said = f'{who}: block {block} has its own budget; set data.block = "{block}" to use it'
+    _tell(json_, said, clients=names, block=block)
 
 
 client_ = typer.Typer(name="client", help="Clients that join later.")
@@ -136,6 +149,7 @@ def add_client(
         ),
     ] = False,
     by: By = None,
+    json_: Json = False,
 ) -> None:
     """Let a new client join with its own budget, because its records belong to other people.
 
@@ -153,7 +167,7 @@ def add_client(
         )
     with open_ledger(ledger, read_only=False) as opened:
         opened.declare_client(client, block=block, reason=reason, author=by)
-    typer.echo(f"{client}: may join with its own budget")
+    _tell(json_, f"{client}: may join with its own budget", clients=[client], block=block)
 
 
 @budget.command()
@@ -162,6 +176,7 @@ def free(
     run: Annotated[str, typer.Argument(help="The run's id, or its folder.")],
     reason: Annotated[str, typer.Option(help="Why, for example that its process died.")],
     by: By = None,
+    json_: Json = False,
 ) -> None:
     """Free the reserved budget of a run that was killed and will not be resumed.
 
@@ -175,4 +190,5 @@ def free(
         freed = opened.give_back(run_named(opened, run), reason=reason, author=by)
     if not freed:
         raise InvalidInput("run", f"{run!r} holds no reservation in this ledger")
-    typer.echo(f"{run}: the reserved budgets of {freed} clients are free again")
+    many = "1 client is" if freed == 1 else f"{freed} clients are"
+    _tell(json_, f"{run}: the reserved budget of {many} free again", run=run, freed=freed)

@@ -15,11 +15,6 @@ from typing import Annotated, Any
 import typer
 
 from udpfl.cli._completion import assignments, one_of
-from udpfl.config.documents import known_keys
-from udpfl.config.explaining import SYNONYMS, nearest
-from udpfl.mechanisms import BUILT_IN as MECHANISMS
-from udpfl.plugins import offered
-from udpfl.plugins import trust as trust_place
 
 DataDir = Annotated[
     Path | None,
@@ -39,8 +34,10 @@ Trust = Annotated[
 
 def trust_all(places: Sequence[str] | None) -> None:
     """Import what `--trust` names: nothing else lets a file name code."""
+    from udpfl.plugins import trust
+
     for place in places or ():
-        trust_place(place)
+        trust(place)
 
 
 def set_option(help: str) -> Any:
@@ -51,10 +48,14 @@ def set_option(help: str) -> Any:
 def mechanism_option(help: str, *words: str) -> Any:
     """`--mechanism`: a built-in one, one of these words, or one's own by its place."""
 
+    from udpfl.mechanisms import BUILT_IN
+
     def names() -> list[str]:
-        return [*MECHANISMS, *words]
+        return [*BUILT_IN, *words]
 
     def check(value: str) -> str:
+        from udpfl.plugins import offered
+
         if ":" in value or value in names() or value in offered("mechanisms"):
             return value
         known = ", ".join(names())
@@ -76,10 +77,22 @@ def overrides_of(set_: Sequence[str] | None, data_dir: Path | None) -> list[str]
     return [*(set_ or []), *folder]
 
 
+GLOBAL = ("--quiet", "-q", "--verbose", "-v", "--version")
+"""Options of the command itself, which come before a verb."""
+_NEAR = 0.8
+"""How alike an option and a key have to be: a hint that is wrong is worse than none."""
+
+
 def unknown_option(error: Any, arguments: Sequence[str]) -> str:
     """The message of a usage error; an option that is meant for a key says how to set that key."""
     message = str(error.format_message())
     option, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
+    if option in GLOBAL and context is not None and context.parent is not None:
+        words: list[str] = []
+        while context.parent is not None:
+            words, context = [context.info_name, *words], context.parent
+        called = " ".join(["udpfl", option, *words])
+        return f"No such option: {option}. It belongs before the verb: {called}"
     if option is None or context is None or not option.startswith("--"):
         return message
     takes_keys = any("--set" in parameter.opts for parameter in context.command.params)
@@ -91,14 +104,24 @@ def unknown_option(error: Any, arguments: Sequence[str]) -> str:
         return message
     value = _value(option, arguments)
     ways = " or ".join(f"--set {shlex.quote(f'{key}={value}')}" for key in keys)
+    if len(keys) > 1 and option == "--epochs":
+        return (
+            f"No such option: {option}. A run has rounds, and in each round local epochs of every "
+            f"client; use {ways}"
+        )
     return f"No such option: {option}. It is a configuration key; use {ways}"
 
 
 def _keys(name: str) -> Iterator[str]:
     """The keys that somebody who writes --name means: by their last part, or in full."""
+    from udpfl.config.documents import known_keys
+    from udpfl.config.explaining import SYNONYMS
+
     leaf = name.replace("-", "_")
     if f"{leaf}.name" in known_keys():
         yield f"{leaf}.name"
+    elif leaf == "epochs":
+        yield from ("training.rounds", "training.local_epochs")
     elif leaf in SYNONYMS:
         yield SYNONYMS[leaf]
     elif leaf != "training":  # a section with nothing that stands for it
@@ -107,12 +130,15 @@ def _keys(name: str) -> Iterator[str]:
 
 def _nearer(option: str, similar: Sequence[str]) -> list[str]:
     """The key that a slip of the pen is nearest to, unless an option is as near."""
+    from udpfl.config.explaining import nearest
+
     near = nearest(option.removeprefix("--"))
     if near is None:
         return []
     names = [f"--{near.rpartition('.')[2]}", *similar]
     likeness = [difflib.SequenceMatcher(None, option, name).ratio() for name in names]
-    return list(_keys(near)) if likeness[0] > max(likeness[1:], default=0.0) else []
+    is_near = likeness[0] >= _NEAR and likeness[0] > max(likeness[1:], default=0.0)
+    return list(_keys(near)) if is_near else []
 
 
 def _value(option: str, arguments: Sequence[str]) -> str:

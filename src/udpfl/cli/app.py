@@ -1,51 +1,28 @@
-"""The command itself: registers the verbs and turns errors into one clear line."""
+"""The command itself: calls the verbs and turns errors into one clear line."""
 
 from __future__ import annotations
 
-import logging
+import os
 import sys
 from typing import Annotated
 
 import typer
 
 from udpfl._version import __version__
-from udpfl.cli._convergence import analyze
-from udpfl.cli._decisions import budget
-from udpfl.cli._options import unknown_option
-from udpfl.cli.audit import audit
-from udpfl.cli.compare import compare
-from udpfl.cli.config import config
-from udpfl.cli.data import data
-from udpfl.cli.evaluate import evaluate
-from udpfl.cli.export import export
-from udpfl.cli.init import init
-from udpfl.cli.methods import methods
-from udpfl.cli.plan import plan
-from udpfl.cli.predict import predict
-from udpfl.cli.report import report
-from udpfl.cli.run import run
-from udpfl.config import Config
+from udpfl.cli._log import set_up_log
+from udpfl.cli._verbs import Verbs
 from udpfl.errors import BudgetExceeded, InvalidInput, UdpflError, UnknownKey
 
+# Typer wraps meanings to the width of the terminal, and zsh takes the line breaks for text.
+if "_UDPFL_COMPLETE" in os.environ:
+    os.environ["COLUMNS"] = "10000"
+
 app = typer.Typer(
+    cls=Verbs,
     help="Differentially private federated learning with any noise, and proved accounting.",
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
-app.command()(init)
-app.command()(run)
-app.command()(compare)
-app.command()(plan)
-app.command()(report)
-app.command()(evaluate)
-app.command()(predict)
-app.command()(export)
-app.command()(methods)
-app.add_typer(analyze, name="analyze")
-app.add_typer(audit, name="audit")
-app.add_typer(budget, name="budget")
-app.add_typer(config, name="config")
-app.add_typer(data, name="data")
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # click's, or typer's copy of it
 
@@ -68,20 +45,20 @@ def _root(
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Print more log messages.")
     ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print no progress and no notes.")
+    ] = False,
 ) -> None:
-    logging.basicConfig(
-        level=logging.DEBUG if verbose else logging.WARNING,
-        format="%(name)s: %(message)s" if verbose else "note: %(message)s",
-    )
-    for chatty in ("matplotlib", "PIL"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    if verbose and quiet:
+        raise typer.BadParameter("--verbose and --quiet cannot both hold")
+    set_up_log(verbose, quiet)
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
         raise typer.Exit
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Entry point. Exit codes: 0 fine, 1 bad news, 2 bad input, 130 interrupted."""
+def call(arguments: list[str] | None = None) -> int:
+    """Run the command with these arguments; returns its exit code."""
     try:
         code = app(args=arguments, standalone_mode=False)
     except InvalidInput as error:
@@ -94,14 +71,18 @@ def main(arguments: list[str] | None = None) -> None:
     except UdpflError as error:
         code = _fail(str(error))
     except _UsageError as error:
+        from udpfl.cli._options import unknown_option
+
         code = _fail(unknown_option(error, sys.argv[1:] if arguments is None else arguments))
-    except (KeyboardInterrupt, typer.Abort):
-        code = 130
-    sys.exit(code if isinstance(code, int) else 0)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    return code if isinstance(code, int) else 0
 
 
 def _spelled(parameter: str) -> str:
     """A configuration key as it is written in a file, anything else as an option."""
+    from udpfl.config import Config
+
     if parameter in ("config", "ledger", "client", "file", "run"):
         return parameter.upper()  # arguments without a name of their own
     key = "." in parameter or parameter in Config.model_fields

@@ -102,6 +102,7 @@ def import_(
         ),
     ] = "",
     trust: Trust = None,
+    json_: Json = False,
 ) -> None:
     """Charge a client for releases that were made outside of this package.
 
@@ -126,9 +127,11 @@ def import_(
         account = account_to_charge(opened, client, block, fingerprint)
         opened.import_charge(account.id, event, source=source, note=note, fingerprint=fingerprint)
         balance = balance_of(opened, account, 1e-5)
-    typer.echo(
-        f"{client}: imported {counted(release_count(event), 'release')}; now {balance.statement}"
-    )
+    if json_:
+        typer.echo(json.dumps({"imported": release_count(event), **balance.to_dict()}, indent=2))
+        return
+    imported = counted(release_count(event), "release")
+    typer.echo(f"{client}: imported {imported}; now {balance.statement}")
     own = balance.budget
     if own is not None and not balance.statement.epsilon <= own.epsilon:
         typer.echo(f"{client}: this exceeds its budget ε = {own.epsilon:g}; it trains no more")
@@ -138,13 +141,16 @@ def import_(
 def history(
     ledger: LedgerPath,
     client: ClientName = None,
-    every: Annotated[bool, typer.Option("--all", help="Print one line for each charge.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Print one line for each charge and decision.")
+    ] = False,
     trust: Trust = None,
     json_: Json = False,
 ) -> None:
     """List all charges and all decisions, in the order in which they were made.
 
-    Equal charges of a run share one line, unless you give --all.
+    Equal charges of a run share one line, and so does a decision about several clients, unless you
+    give --all.
 
     Example:
 
@@ -171,7 +177,7 @@ def history(
         return
     console = Console()
     console.print(tables.charged(entries, folders, every=every))
-    console.print(tables.decided(changes, names, folders))
+    console.print(tables.decided(changes, names, folders, every=every))
 
 
 @budget.command()
@@ -201,7 +207,7 @@ def export(
         file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise InvalidInput("file", f"cannot write {str(file)!r}: {error.strerror}") from None
-    typer.echo(f"wrote {len(entries):,} charges to {file}")
+    typer.echo(f"wrote {counted(len(entries), 'charge')} to {file}")
 
 
 @budget.command()
@@ -217,6 +223,7 @@ def verify(
         ),
     ] = None,
     trust: Trust = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Check that no charge is missing, edited or unreadable. Exit code 1 if one is.
 
@@ -233,6 +240,7 @@ def verify(
     udpfl budget verify site.sqlite --against runs/first --against runs/second
     """
     trust_all(trust)
+    charges = clients = None
     try:
         with open_ledger(ledger) as opened:
             problems = opened.verify()
@@ -243,13 +251,20 @@ def verify(
         raise
     except LedgerError as error:
         problems = [str(error)]
-    for problem in problems:
+    if json_:
+        found = {"sound": not problems, "problems": problems, "charges": charges}
+        typer.echo(json.dumps({**found, "clients": clients}, indent=2, ensure_ascii=False))
+    for problem in () if json_ else problems:
         typer.echo(problem)
     if problems:
         raise typer.Exit(1)
+    if json_:
+        return
+    assert charges is not None
+    assert clients is not None
     ended = "1 run" if len(against or ()) == 1 else f"{len(against or ())} runs"
     held = f"; holds the last charges of {ended}" if against else ""
-    typer.echo(f"sound: {charges:,} charges of {clients:,} clients{held}")
+    typer.echo(f"sound: {counted(charges, 'charge')} of {counted(clients, 'client')}{held}")
 
 
 def _plain(entry: Entry) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,6 +27,7 @@ from rich.text import Text
 
 from udpfl.accounting.statement import shown
 from udpfl.cli._completion import one_of
+from udpfl.cli._log import is_quiet, logged_rounds
 from udpfl.cli._options import DataDir, Trust, overrides_of, set_option, trust_all
 from udpfl.cli._preview import show_preview
 from udpfl.cli._progress import TimeLeft, running
@@ -72,6 +73,15 @@ def run(
             autocompletion=one_of(["tensorboard", "mlflow"]),
         ),
     ] = None,
+    live: Annotated[
+        bool,
+        typer.Option(
+            "--live", help="Also draw the run on a page in the browser, on this machine only."
+        ),
+    ] = False,
+    live_port: Annotated[
+        int, typer.Option(help="Port of that page; 0 takes a free one.", min=0, max=65535)
+    ] = 0,
     json_: Annotated[
         bool, typer.Option("--json", help="Print the result as one JSON object.")
     ] = False,
@@ -87,6 +97,8 @@ def run(
     udpfl run configs/mnist.toml --data-dir DATA --set privacy.epsilon=2
 
     udpfl run configs/mnist.toml --data-dir DATA --dry-run
+
+    udpfl run --live
 
     udpfl run --resume runs/mnist5k-fedavg-20260101-120000-ab12
     """
@@ -107,7 +119,9 @@ def run(
         show_preview(config, overrides, json_)
         return
     try:
-        result = _train(config, overrides, resume, track or [])
+        with _page(live, live_port) as watchers:
+            watchers += _trackers(track or [])
+            result = _train(config, overrides, resume, watchers)
     except Interrupted as stopped:
         typer.echo(f"interrupted; to continue: {_command_to_resume(stopped.folder)}", err=True)
         raise
@@ -120,18 +134,44 @@ def run(
         raise typer.Exit(1)
 
 
-def _train(
-    config: Path | None, overrides: Sequence[str], resume: Path | None, trackers: Sequence[str]
-) -> Run:
-    """Train, or go on with a run, with a live view where there is a terminal to show it on."""
-    from udpfl.running import run as train
+@contextmanager
+def _page(is_wanted: bool, port: int) -> Iterator[list[Observer]]:
+    """The page of `--live`, if that was given; it ends with the run."""
+    if not is_wanted:
+        if port:
+            raise InvalidInput("live_port", "is the port of a page that only --live shows")
+        yield []
+        return
+    from udpfl.live import LivePage
+
+    with LivePage(port) as page:
+        typer.echo(f"live page: {page.address}", err=True)
+        yield [page]
+
+
+def _trackers(names: Sequence[str]) -> list[Observer]:
     from udpfl.trackers import tracker
+
+    return [tracker(name) for name in names]
+
+
+def _train(
+    config: Path | None,
+    overrides: Sequence[str],
+    resume: Path | None,
+    watchers: Sequence[Observer],
+) -> Run:
+    """Train, or go on with a run: a live view on a terminal, elsewhere a line for every round."""
+    from udpfl.running import run as train
 
     console = Console(stderr=True, emoji=False)
     with ExitStack() as stack:
-        view = stack.enter_context(Live(console)) if console.is_terminal else None
-        observers: list[Observer] = [view] if view else []
-        observers += [tracker(name) for name in trackers]
+        view = None
+        if console.is_terminal and not is_quiet():
+            view = stack.enter_context(Live(console))
+        else:
+            stack.enter_context(logged_rounds())
+        observers = [*([view] if view else []), *watchers]
         if resume is not None:
             if view and (resume / "config.toml").is_file():
                 view.expect(load(resume / "config.toml").training.rounds)
@@ -205,16 +245,12 @@ class _Rate(ProgressColumn):
 
 def figures_of(row: dict[str, Any]) -> str:
     """Accuracy and epsilon of a round in a few words; empty where it was not evaluated."""
+    from udpfl.live.figures import privacy_of, quality_of
+
     if row.get("loss") is None:
         return ""
-    name = "accuracy" if row["accuracy"] is not None else "mae" if "mae" in row else "loss"
-    value = row[name]
-    quality = f"{name} {value if isinstance(value, str) else format(value, '.4f')}"
-    if row["privacy"] == "none":
-        return f"{quality}  [red]not private[/]"
-    epsilon = row["epsilon"]["max"]
-    said = "ε" if row["privacy"] == "guarantee" else "nominal ε"
-    return f"{quality}  {said} {epsilon if epsilon == 'inf' else shown(epsilon)}"
+    said = privacy_of(row)
+    return f"{quality_of(row)}  {'[red]not private[/]' if row['privacy'] == 'none' else said}"
 
 
 def show(result: Run, console: Console) -> None:

@@ -66,6 +66,8 @@ class Job:
 class _Rounds:
     """An observer that only counts."""
 
+    shows_progress = True
+
     def __init__(self, rounds: int, advance: Callable[[float], None]) -> None:
         self._rounds, self._advance = rounds, advance
 

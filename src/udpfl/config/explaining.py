@@ -40,7 +40,7 @@ def explained(error: ValidationError, values: Mapping[str, Any]) -> InvalidInput
     for one in error.errors(include_url=False):
         cause = one.get("ctx", {}).get("error")
         if isinstance(cause, InvalidInput):
-            problems[cause.parameter] = cause.message
+            problems.update(cause.problems)
             continue
         # Between the keys a location also names branches of unions; those are nobody's business.
         key = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import logging
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -13,9 +14,11 @@ import tomli_w
 from pydantic import ValidationError
 
 from udpfl.config.explaining import explained
-from udpfl.config.models import Config
+from udpfl.config.models import SECTIONS, Config
 from udpfl.config.section import Section
 from udpfl.errors import InvalidInput
+
+log = logging.getLogger(__name__)
 
 Layer = str | Path | Mapping[str, Any] | Config
 
@@ -40,14 +43,18 @@ def read(path: str | Path) -> dict[str, Any]:
 
 
 def apply(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """The values with overrides like "training.rounds=5" put in, the last one winning."""
-    result = dict(values)
-    for override in overrides:
-        key, equals, text = (part.strip() for part in override.partition("="))
+    """The values with overrides like "training.rounds=5" put in, the last one winning.
+
+    An override that names another data set, model or method takes the options of the old one out.
+    """
+    result, assigned = dict(values), [_assignment(override) for override in overrides]
+    named = {key: value for key, value in assigned if key in _NAMES}
+    for key, value in named.items():
+        section = key.partition(".")[0]
+        if isinstance(result.get(section), Mapping):
+            result[section] = _without_options(section, result[section], value)
+    for key, value in assigned:
         *tables, name = key.split(".")
-        if not equals or not all([*tables, name]):
-            raise InvalidInput("set", f"must look like training.rounds=5, got {override!r}")
-        value = _parsed(text)
         if tables[:1] == ["privacy"] or key == "privacy":
             _refuse_contradiction(result.get("privacy"), {name: value} if tables else value)
         table = result
@@ -58,6 +65,36 @@ def apply(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]
             table = table[step]
         table[name] = value
     return result
+
+
+def _assignment(override: str) -> tuple[str, Any]:
+    """The key and the value of an override."""
+    key, equals, text = (part.strip() for part in override.partition("="))
+    if not equals or not all(key.split(".")):
+        raise InvalidInput("set", f"must look like training.rounds=5, got {override!r}")
+    return key, _parsed(text)
+
+
+OWN = "own"
+"""Stands for a model or data set that was handed over in Python; options are about that one."""
+_NAMES = {"data.name": "data set", "model.name": "model", "training.algorithm": "method"}
+"""Keys that name something which has options of its own, in the same section."""
+
+
+def _without_options(section: str, below: Mapping[str, Any], name: Any) -> dict[str, Any]:
+    """A section without the options of what it named before, where another name is put over it."""
+    key = next(own for own in _NAMES if own.startswith(f"{section}."))
+    leaf = key.partition(".")[2]
+    old = below.get(leaf, SECTIONS[section].model_fields[leaf].default)
+    options = below.get("options")
+    if not options or name in (old, OWN):
+        return dict(below)
+    listed = ", ".join(options) if isinstance(options, Mapping) else repr(options)
+    log.warning(
+        "%s is %s now, so the options of the %s %s (%s.options: %s) are left out",
+        *(key, name, _NAMES[key], old, section, listed),
+    )
+    return {own: value for own, value in below.items() if own != "options"}
 
 
 def _refuse_contradiction(below: Any, above: Any) -> None:
@@ -96,14 +133,23 @@ def load(*layers: Layer | None, overrides: Iterable[str] = ()) -> Config:
             if key == "privacy":
                 _refuse_contradiction(values.get(key), value)
             if isinstance(value, Mapping):
-                below = values.get(key)
-                value = {**below, **value} if isinstance(below, Mapping) else dict(value)
+                value = _merged(key, values.get(key), value)
             values[key] = value
     values = apply(values, overrides)
     try:
         return Config.model_validate(values)
     except ValidationError as error:
         raise explained(error, values) from None
+
+
+def _merged(section: str, below: Any, above: Mapping[str, Any]) -> dict[str, Any]:
+    """A section over the one below it. Options go with the name that they were given with."""
+    if not isinstance(below, Mapping):
+        return dict(above)
+    leaf = next((own.partition(".")[2] for own in _NAMES if own.startswith(f"{section}.")), None)
+    if leaf is not None and leaf in above and "options" not in above:
+        below = _without_options(section, below, above[leaf])
+    return {**below, **above}
 
 
 def _tables(layer: Layer | None) -> dict[str, Any]:
@@ -123,5 +169,11 @@ def _tables(layer: Layer | None) -> dict[str, Any]:
 
 
 def dump(config: Config) -> str:
-    """The configuration as TOML, every key spelled out; keys that are not set are left out."""
-    return tomli_w.dumps(config.model_dump(exclude_none=True))
+    """The configuration as TOML, every key spelled out.
+
+    Left out are keys that are not set, and local_steps where local_epochs takes its place.
+    """
+    values = config.model_dump(exclude_none=True)
+    if config.training.local_epochs is not None:
+        del values["training"]["local_steps"]
+    return tomli_w.dumps(values)

@@ -58,9 +58,12 @@ class Section(BaseModel):
 
 def refusal(problems: Iterable[tuple[str, str]]) -> InvalidInput:
     """All problems in one error, under the name of the first."""
-    (key, message), *others = problems
+    every = tuple(problems)
+    (key, message), *others = every
     kind = UnknownKey if isinstance(message, Unknown) else InvalidInput
-    return kind(key, "; ".join([message, *(f"{k}: {why}" for k, why in others)]))
+    error = kind(key, "; ".join([message, *(f"{k}: {why}" for k, why in others)]))
+    error.problems = every
+    return error
 
 
 class Unknown(str):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -85,14 +85,16 @@ class Records:
         return fingerprint_of([(self, np.arange(len(self)) if indices is None else indices)])
 
 
+def record_digests(records: Records, rows: ArrayLike) -> Iterator[bytes]:
+    """What names each of these records: its input and its target."""
+    for i in np.asarray(rows, dtype=np.int64):
+        yield blake2b(records.inputs[i].tobytes() + records.targets[i].tobytes()).digest()
+
+
 def fingerprint_of(parts: Sequence[tuple[Records, ArrayLike]]) -> str:
     """32 hexadecimal digits that name these records of all parts together, in any order."""
     chosen = [records.single_rows(rows) for records, rows in parts]
-    digests = sorted(
-        blake2b(records.inputs[i].tobytes() + records.targets[i].tobytes()).digest()
-        for records, rows in chosen
-        for i in rows
-    )
+    digests = sorted(own for records, rows in chosen for own in record_digests(records, rows))
     first = chosen[0][0]
     whole = blake2b(digest_size=16)
     for array in (first.inputs, first.targets):

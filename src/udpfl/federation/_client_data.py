@@ -2,26 +2,96 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from udpfl.algorithms import Algorithm
-from udpfl.config import Config, load
+from udpfl.config import Config, DataConfig, load, read
 from udpfl.data import DataSet, partition, sizes_are_public, sources, split
 from udpfl.data.persons import PersonRecords
-from udpfl.data.records import Indices, fingerprint_of
+from udpfl.data.records import Indices, fingerprint_of, record_digests
 from udpfl.errors import InvalidInput
 
 log = logging.getLogger(__name__)
 
+_NAMED_PAIRS = 3
+
 
 def fit_client_count(config: Config, data: DataSet) -> Config:
-    """The configuration with as many clients as the data comes with, where it does."""
+    """The configuration with as many clients as the data comes with, where it does.
+
+    Refuses another number that somebody has set.
+    """
     if data.owners is None or len(data.owners) == config.data.clients:
         return config
+    require_client_count(stated_clients(config), len(data.owners))
     return load(config, {"data": {"clients": len(data.owners)}})
+
+
+def stated_clients(settings: Config | Mapping[str, Any] | str | Path | None) -> int | None:
+    """The number of clients that somebody has set; None where the default fills in."""
+    match settings:
+        case Config():  # may have been read from a file that spells out every default
+            own = settings.data
+            standard = DataConfig.model_fields["clients"].default
+            return own.clients if own.clients != standard else None
+        case str() | Path():
+            settings = read(settings)
+    section = settings.get("data") if isinstance(settings, Mapping) else None
+    if isinstance(section, DataConfig):
+        return section.clients if "clients" in section.model_fields_set else None
+    found = section.get("clients") if isinstance(section, Mapping) else None
+    return found if isinstance(found, int) else None
+
+
+def require_client_count(stated: int | None, found: int) -> None:
+    """Refuse a number of clients that is not the one that the data comes with."""
+    if stated is not None and stated != found:
+        brings = "1 client" if found == 1 else f"{found} clients"
+        raise InvalidInput(
+            "data.clients",
+            f"is {stated}, but the data comes divided among {brings}: leave it out, or give data "
+            f"for {stated}",
+        )
+
+
+def warn_of_shared_records(data: DataSet, parts: Sequence[Indices], names: Sequence[str]) -> None:
+    """Say where clients that bring their own records hold equal ones.
+
+    Each client pays for what it releases of its own records. A person whose record two clients
+    hold is in the releases of both, so that what is stated for one client does not hold for that
+    person. Only a simulation sees the records of all clients; nothing of this is stored.
+    """
+    if data.owners is None:
+        return
+    holders: dict[bytes, set[int]] = {}
+    for client, part in enumerate(parts):
+        for own in record_digests(*data.train.single_rows(part)):
+            holders.setdefault(own, set()).add(client)
+    together = Counter(
+        pair
+        for clients in holders.values()
+        if len(clients) > 1
+        for pair in itertools.combinations(sorted(clients), 2)
+    )
+    for (one, other), count in together.most_common(_NAMED_PAIRS):
+        log.warning(
+            "%s and %s hold %s: whoever is at both is in the releases of both, and the privacy "
+            "statements count those of one client only",
+            *(
+                names[one],
+                names[other],
+                "1 equal record" if count == 1 else f"{count} equal records",
+            ),
+        )
+    if len(together) > _NAMED_PAIRS:
+        log.warning("%d more pairs of clients hold equal records", len(together) - _NAMED_PAIRS)
 
 
 def divide_records(config: Config, data: DataSet) -> tuple[list[Indices], Indices]:

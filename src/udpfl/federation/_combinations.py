@@ -2,50 +2,66 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from udpfl.algorithms import Algorithm
 from udpfl.config import Config
+from udpfl.config.section import refusal
 from udpfl.data.records import Task
 from udpfl.errors import InvalidInput, Unsupported
 
+Problems = Iterator[tuple[str, str]]
+
 
 def check_combination(config: Config, algorithm: Algorithm) -> None:
-    """Refuse a method with stages that it cannot keep its promise with."""
-    _check_trust(config, algorithm)
+    """Refuse a method with settings that it cannot keep its promise with, all of them at once."""
+    if problems := list(_problems(config, algorithm)):
+        raise refusal(problems)
+    if algorithm.trusts_server and algorithm.trainings != 1:
+        raise Unsupported(
+            f"{config.training.algorithm} trains {algorithm.trainings} times in a round, but the "
+            "noise is for one training"
+        )
+
+
+def _problems(config: Config, algorithm: Algorithm) -> Problems:
+    """The keys that are wrong, and why."""
+    yield from _trust_problems(config, algorithm)
     if config.training.penalty and not algorithm.sends_update:
-        raise InvalidInput(
+        yield (
             "training.penalty",
             f"{config.training.algorithm} sends no updates, so there is nothing to pull to",
         )
-    _check_shuffle(config, algorithm)
-    _check_steps(config, algorithm)
+    yield from _shuffle_problems(config, algorithm)
+    yield from _step_problems(config, algorithm)
 
 
-def _check_steps(config: Config, algorithm: Algorithm) -> None:
-    """Refuse rounds that are not alike where a method shares out the steps over them."""
+def _step_problems(config: Config, algorithm: Algorithm) -> Problems:
+    """Rounds that are not alike where a method shares out the steps over them."""
     if not algorithm.shares_steps:
         return
     name, privacy = config.training.algorithm, config.privacy
     if privacy.pace != "uniform":
-        raise InvalidInput(
+        yield (
             "privacy.pace",
             f"{name} shares out the local steps over the rounds, so that all of them need the same "
             f'noise: set it to "uniform"',
         )
     if privacy.clip_quantile is not None:
-        raise InvalidInput(
+        yield (
             "privacy.clip_quantile",
             f"{name} shares out the local steps over the rounds, but a clip that adapts is planned "
             f"for rounds that are alike",
         )
     training = config.training
     if training.batches * training.passes > 1:
-        raise InvalidInput(
+        yield (
             "training.batches" if training.batches > 1 else "training.local_epochs",
             f"{name} shares out the local steps over the rounds, one by one, but a sample that is "
             "split into batches or used in several epochs needs all its steps in one round",
         )
     if training.shuffle and privacy.accounting == "scalar":
-        raise InvalidInput(
+        yield (
             "training.shuffle",
             f"{name} shares out the local steps over the rounds, but the paper's lemma on "
             "shuffling is applied to messages that are alike in all rounds: leave it out, or set "
@@ -63,49 +79,44 @@ def check_target(config: Config, task: Task) -> None:
         )
 
 
-def _check_trust(config: Config, algorithm: Algorithm) -> None:
-    """Refuse settings under which a trusted server would not keep what it promises."""
+def _trust_problems(config: Config, algorithm: Algorithm) -> Problems:
+    """Settings under which a trusted server would not keep what it promises."""
     if not algorithm.trusts_server:
         return
     name = config.training.algorithm
     if config.privacy.enabled and config.privacy.unit != "client":
-        raise InvalidInput("privacy.unit", f'{name} hides whole clients: set it to "client"')
+        yield "privacy.unit", f'{name} hides whole clients: set it to "client"'
     if config.privacy.pace == "plateau":
-        raise InvalidInput(
+        yield (
             "privacy.pace",
             f'with {name} the server adds the noise, but with "plateau" every client chooses how '
             "much its own budget needs: choose another pace",
         )
     for key in ("epsilon", "delta", "mechanism", "clip", "reference"):
         if isinstance(getattr(config.privacy, key), list):
-            raise InvalidInput(
+            yield (
                 f"privacy.{key}",
                 f"{name} adds one noise to the sum of all updates: give one value for all clients",
             )
-    if algorithm.trainings != 1:
-        raise Unsupported(
-            f"{name} trains {algorithm.trainings} times in a round, but the noise is for one "
-            f"training"
-        )
     if config.training.clients_per_round is not None:
-        raise InvalidInput(
+        yield (
             "training.clients_per_round",
             f"with {name} clients decide in secret whether they take part: leave this out; an "
             "option of the method (training.options) sets how often they do",
         )
     if config.record_updates:
-        raise InvalidInput(
+        yield (
             "record_updates",
             f"with {name} the updates of clients have no noise, so they must not be kept",
         )
 
 
-def _check_shuffle(config: Config, algorithm: Algorithm) -> None:
-    """Refuse what cannot be done without knowing who sent which message."""
+def _shuffle_problems(config: Config, algorithm: Algorithm) -> Problems:
+    """What cannot be done without knowing who sent which message."""
     if not config.training.shuffle:
         return
     if algorithm.trusts_server:
-        raise InvalidInput(
+        yield (
             "training.shuffle",
             f"with {config.training.algorithm} clients send updates without noise to a trusted "
             "server: a shuffler would see them too and hide nothing from that server",
@@ -113,7 +124,7 @@ def _check_shuffle(config: Config, algorithm: Algorithm) -> None:
     privacy = config.privacy
     nominal = privacy.accounting == "scalar"
     if nominal and privacy.accountant == "pld":
-        raise InvalidInput(
+        yield (
             "privacy.accountant",
             "the paper's lemma on shuffling is about Rényi divergences, which pld does not use: "
             'set it to "rdp", "best" or "paper"',

@@ -17,10 +17,15 @@ from torch import nn
 from udpfl._version import __version__
 from udpfl.config import Config, dump, load
 from udpfl.config.models import DataConfig
+from udpfl.config.reading import OWN
 from udpfl.data.frames import is_columns, is_rows
 from udpfl.errors import InvalidInput
 from udpfl.federation._calibration import why_nothing_is_claimed
-from udpfl.federation.builders import OWN
+from udpfl.federation._client_data import (
+    require_client_count,
+    stated_clients,
+    warn_of_shared_records,
+)
 from udpfl.federation.configured_names import trusted_settings
 from udpfl.federation.plan import ReleasePlan
 from udpfl.federation.setup import Setup
@@ -71,6 +76,8 @@ def read_arguments(
         if given is not None:
             own[name] = {**_section(own.get(name)), "name": OWN}
     if isinstance(data, list) and not is_rows(data):
+        for stated in (sections, config):
+            require_client_count(stated_clients(stated), len(data))
         own["data"]["clients"] = len(data)
     return Asked(load(config, own), None, model, data)
 
@@ -102,6 +109,7 @@ def prepare(asked: Asked, unclaimed: str | None) -> None:
 def check(setup: Setup) -> None:
     """Refuse a model that the engine cannot train, and warn of settings that are hardly meant."""
     setup.check_model()
+    warn_of_shared_records(setup.data, setup.parts, setup.names)
     setup.show_public_records()
     _advise(setup.config)
 

@@ -5,11 +5,11 @@ Their noise is not calibrated here, so no budget is promised for it. It is charg
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from udpfl.algorithms import Algorithm, OwnNoise, Target
 from udpfl.config import Config, PrivacyConfig
-from udpfl.errors import InvalidInput
+from udpfl.config.section import refusal
 from udpfl.mechanisms import BUILT_IN, Randomiser
 
 
@@ -25,8 +25,10 @@ def own_noise(
         _one(privacy.epsilon), _one(privacy.delta), _one(privacy.clip), min(sizes), dimension
     )
     noise = algorithm.own_noise(target)
-    if noise is not None:
-        _check(privacy, config.training.algorithm, noise)
+    if noise is not None and (
+        problems := list(_problems(privacy, config.training.algorithm, noise))
+    ):
+        raise refusal(problems)
     return noise
 
 
@@ -34,30 +36,28 @@ def _one(value: float | list[float]) -> float:
     return value[0] if isinstance(value, list) else value
 
 
-def _check(privacy: PrivacyConfig, name: str, noise: OwnNoise) -> None:
-    """Refuse settings that the method's noise would not follow."""
+def _problems(privacy: PrivacyConfig, name: str, noise: OwnNoise) -> Iterator[tuple[str, str]]:
+    """Settings that the method's noise would not follow."""
     for key in ("epsilon", "delta", "clip"):
         value = getattr(privacy, key)
         if isinstance(value, list) and len(set(value)) > 1:
-            raise InvalidInput(
-                f"privacy.{key}", f"{name} needs one value for all clients, got {value!r}"
-            )
+            yield f"privacy.{key}", f"{name} needs one value for all clients, got {value!r}"
     mechanisms = privacy.mechanism if isinstance(privacy.mechanism, list) else [privacy.mechanism]
     named, norm = [own for own in mechanisms if own != "auto"], "l2"
+    kinds = [BUILT_IN.get(own) for own in named]
     if isinstance(noise.up, Randomiser):
         norm = noise.up.norm
         if named:
-            raise InvalidInput(
+            yield (
                 "privacy.mechanism",
                 f'{name} adds no noise, it answers by randomised response: set "auto"',
             )
-    kinds = [BUILT_IN.get(own) for own in named]
-    if not all(kind is not None and kind.is_isotropic for kind in kinds):
-        raise InvalidInput("privacy.mechanism", f'{name} adds Gaussian noise: set "gaussian"')
+    elif not all(kind is not None and kind.is_isotropic for kind in kinds):
+        yield "privacy.mechanism", f'{name} adds Gaussian noise: set "gaussian"'
     wants = {
         "norm": norm, "unit": "client", "accounting": "vector", "pace": "uniform",
         "harmonize": "budget",
     }  # fmt: skip
     for key, wanted in wants.items():
         if (given := getattr(privacy, key)) != wanted:
-            raise InvalidInput(f"privacy.{key}", f'{name} needs "{wanted}", got {given!r}')
+            yield f"privacy.{key}", f'{name} needs "{wanted}", got {given!r}'

@@ -19,6 +19,7 @@ from udpfl import models
 from udpfl.algorithms import BUILT_IN as ALGORITHMS
 from udpfl.algorithms import Algorithm, ServerStep, Terms
 from udpfl.config import Config
+from udpfl.config.reading import OWN
 from udpfl.data import BUILT_IN as DATA
 from udpfl.data import DataSet, Source, as_dataset
 from udpfl.data.persons import PersonRecords
@@ -30,9 +31,6 @@ from udpfl.errors import InvalidInput
 from udpfl.federation._fixed_part import FixedPart
 from udpfl.federation._learning_rate import learning_rate
 from udpfl.plugins import resolve
-
-OWN = "own"
-"""Stands for a model or data set that was handed over in Python."""
 
 
 def choose_device(name: str) -> torch.device:

@@ -12,8 +12,8 @@ from typing import Any
 
 from udpfl import algorithms, data, mechanisms, models
 from udpfl.config import Config, load
+from udpfl.config.reading import OWN
 from udpfl.federation import stages
-from udpfl.federation.builders import OWN
 from udpfl.plugins import Kind, require_trusted, resolve
 from udpfl.runs.folder import RunFolder
 

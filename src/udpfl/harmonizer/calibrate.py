@@ -162,6 +162,6 @@ def _beyond(setting: Setting, reference: float, statement: PrivacyStatement) -> 
     return (
         f"noise that matches a Gaussian with noise multiplier {reference:g} {costs} "
         f"ε = {shown(statement.epsilon)}{proved} at δ = {setting.delta:g}, more than the budget of "
-        f"ε = {setting.epsilon:g}; with a reference of {math.ceil(fits / digits) * digits:.3g} it "
-        "would fit"
+        f"ε = {setting.epsilon:g}; matched to a Gaussian with noise multiplier "
+        f"{math.ceil(fits / digits) * digits:.3g} it would fit"
     )

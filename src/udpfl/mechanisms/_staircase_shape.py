@@ -12,8 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from scipy.optimize import minimize_scalar
-
 from udpfl.errors import Infeasible
 from udpfl.mechanisms.base import Family, Mechanism, Rank, ShapeSearch
 from udpfl.mechanisms.laplace import Laplace
@@ -108,6 +106,8 @@ def _pure_family(noise: Steps, clip: float, rank: Rank) -> Family:
         return own.variance if rank == "l2" else own.mean_abs
 
     def at(level: float) -> Mechanism:
+        from scipy.optimize import minimize_scalar  # slow to import, and seldom needed
+
         decay = min(math.sqrt(2) / level, LARGEST_DECAY)
         if rank == "l1" and noise is Staircase:  # its default split is the best
             return Staircase(decay, _BEYOND * clip)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from scipy.optimize import minimize_scalar
 
 from udpfl.errors import InvalidInput
 from udpfl.mechanisms.base import Family, PlotStyle, Rank, ShapeSearch, positive
@@ -91,6 +90,7 @@ class R2dp(Tabulated):
 
 def _best_at(epsilon: float, clip: float, rank: Rank) -> R2dp:
     """The noise of least error whose log-density falls by epsilon from 0 to the clip."""
+    from scipy.optimize import minimize_scalar  # slow to import, and seldom needed
 
     def noise(k: float) -> tuple[float, float]:
         scale = clip / math.expm1(epsilon / (k + 1))

@@ -23,7 +23,6 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.optimize import brentq
 from scipy.special import logsumexp
 
 from udpfl.errors import InvalidInput
@@ -82,6 +81,8 @@ class _Table:
 
 def _knots(core: float, end: float) -> Floats:
     """Even steps of core/16 near zero that grow geometrically towards the end."""
+    from scipy.optimize import brentq  # slow to import, and seldom needed
+
     stretch = 16 * end / (core * _CELLS)
     if stretch <= 1.001:
         return np.linspace(0.0, end, _CELLS + 1)

@@ -70,7 +70,7 @@ def build(
         8
     """
     name, factory = _named(name_or_factory)
-    _check_options(name, factory, input_shape, outputs, options)
+    check_options(name, factory, input_shape, outputs, options)
     sizes = (*input_shape, outputs)
     if not all(isinstance(size, Integral) and size > 0 for size in sizes):
         raise InvalidInput("model.name", f"{name} needs sizes above 0, got {sizes}")
@@ -107,13 +107,14 @@ def _named(
     return next((name for name, known in BUILT_IN.items() if known is factory), own), factory
 
 
-def _check_options(
+def check_options(
     name: str,
     factory: Callable[..., torch.nn.Module],
     input_shape: Sequence[int],
     outputs: int,
     options: dict[str, Any],
 ) -> None:
+    """Refuse options that a network does not take."""
     try:
         signature = inspect.signature(factory)
     except (TypeError, ValueError):

@@ -95,7 +95,7 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep a second process out of the folder; a crash leaves no lock behind."""
-        path = self.path / ".lock"
+        path = self.path / names.LOCK
         with explained(path):
             file = path.open("w")
         with file:

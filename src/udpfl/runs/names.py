@@ -15,6 +15,7 @@ CHECKPOINTS = "checkpoints"
 AGGREGATES = "aggregates"
 UPDATES = "updates"
 AUDITS = "audits"
+LOCK = ".lock"
 
 BEGUN_WITH = (IDENTITY, CONFIG, CLIENTS, RECORDS, PREPROCESSING)
 """Files that are never written again once a run has begun."""

@@ -16,6 +16,7 @@ from udpfl.accounting import PrivacyStatement
 from udpfl.algorithms.message import tensors_from_bytes
 from udpfl.config import Config
 from udpfl.config import load as load_config
+from udpfl.config.reading import OWN
 from udpfl.data import frames
 from udpfl.data.columns import Schema
 from udpfl.data.csv_files import Dialect, Table, find_files, read_files
@@ -23,7 +24,6 @@ from udpfl.data.records import Array, DataSet, Records
 from udpfl.engine import LaneModel
 from udpfl.errors import InvalidInput, UdpflError
 from udpfl.federation.builders import (
-    OWN,
     build_network,
     choose_loss,
     load_dataset,

@@ -72,6 +72,14 @@ def explain_refusal(
             "records may have moved between clients (another seed or partition), so every client "
             "continues with the largest spending of all clients",
         )
+    if known.new:
+        one = known.new[0]
+        said.append(
+            f"{list_names(known.new)} {'is' if len(known.new) == 1 else 'are'} new in this ledger: "
+            "dividing the same records among more clients gives nobody a second budget; a client "
+            "with records of other people joins by "
+            f"`udpfl budget client add {privacy.ledger} {one} --disjoint --reason ...`"
+        )
     if known.unfinished:
         said.append(
             f"{', '.join(known.unfinished)} may still spend what it reserved: continue it "

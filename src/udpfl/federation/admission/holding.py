@@ -64,6 +64,8 @@ class Known:
     """Whether records may have moved among them, so that all take over the largest spending."""
     unfinished: Sequence[str] = ()
     """Folders of runs that hold reservations which they have not used up."""
+    new: Sequence[str] = ()
+    """Clients that the ledger has no account of, where it has accounts of others."""
 
 
 def read_pasts(privacy: PrivacyConfig, path: Path, holding: Holding) -> Known:
@@ -99,13 +101,15 @@ def read_pasts(privacy: PrivacyConfig, path: Path, holding: Holding) -> Known:
                 if budget is not None or held is not None:  # else its orders are not fixed yet
                     pasts[name] = Past(rule, budget, held)
         taken, folders = holding.taken_over(ledger), ledger.folders()
+        is_new = [ledger.account_of(name, holding.block) is None for name in holding.names]
+    new = [] if all(is_new) else [n for n, own in zip(holding.names, is_new, strict=True) if own]
     runs = [folders.get(run, run) for run in unfinished]
     if taken is None:
-        return Known(pasts, unfinished=runs)
+        return Known(pasts, unfinished=runs, new=new)
     rule = taken.rule
     assert rule is not None, "the accounts of a shared ledger have a filter"
     moved = {name: replace(past, rule=rule, held=taken.event) for name, past in pasts.items()}
-    return Known(moved, have_moved=True, unfinished=runs)
+    return Known(moved, have_moved=True, unfinished=runs, new=new)
 
 
 def require_apart(holding: Holding) -> None:
