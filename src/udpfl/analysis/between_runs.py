@@ -172,12 +172,11 @@ def connect(
         >>> import udpfl
         >>> from pathlib import Path
         >>> from udpfl.analysis.between_runs import connect
-        >>> rows = "".join(f"{age / 100},{age % 2}\\n" for age in range(100))
+        >>> rows = "".join(f"{age / 99},{age % 2}\\n" for age in range(100))
+        >>> own = {"path": "ages.csv", "target": "ill", "scale": "none"}
         >>> _ = Path("ages.csv").write_text("age,ill\\n" + rows)
-        >>> data = {"name": "table", "test": 0.5, "options": {
-        ...     "path": "ages.csv", "target": "ill", "scale": "none"}}
-        >>> base = {"data": data, "model": {"name": "logistic"}, "training": {"rounds": 1}}
-        >>> first, second = (udpfl.run(base, threads=1, out=folder).folder for folder in "ab")
+        >>> base = {"data": {"name": "table", "test": 0.5, "options": own}, "training": {"rounds": 1}}
+        >>> first, second = (udpfl.run(base, model="logistic", out=own).folder for own in "ab")
         >>> connect(first, second, points=3).line.places
         (0.0, 0.5, 1.0)
     """

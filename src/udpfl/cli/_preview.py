@@ -127,7 +127,7 @@ def _clients(clients: Sequence[ClientPreview]) -> Table:
 
 
 def _cells(client: ClientPreview) -> tuple[str, ...]:
-    from udpfl.report._protection import clip_of, noise_of
+    from udpfl.report.protection import clip_of, noise_of
 
     row: Any = client.plan.to_row()
     statement, budget = client.statement, client.plan.budget

@@ -9,7 +9,7 @@ from decimal import ROUND_CEILING, Context
 from typing import Any, Literal
 
 from udpfl.accounting.statement import Kind
-from udpfl.report._protection import Clipped
+from udpfl.report.protection import Clipped
 from udpfl.report.read import Client, RunRecord, Tone
 from udpfl.report.words import UNITS
 

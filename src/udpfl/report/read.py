@@ -14,8 +14,8 @@ from udpfl.accounting.statement import Kind, PrivacyStatement, largest, shown
 from udpfl.config import Config, load
 from udpfl.errors import InvalidInput, UdpflError
 from udpfl.harmonizer import Matched
-from udpfl.report._protection import Clipped, clip_of, in_sentences, noise_of, what_is_clipped
 from udpfl.report._unfinished import spent_by_unfinished
+from udpfl.report.protection import Clipped, clip_of, in_sentences, noise_of, what_is_clipped
 from udpfl.report.verification import Verification, check_run
 from udpfl.runs.audits import AuditRecord, read_audits
 from udpfl.runs.files import RunFiles, has_begun
