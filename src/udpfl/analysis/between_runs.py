@@ -175,7 +175,7 @@ def connect(
         >>> rows = "".join(f"{age / 99},{age % 2}\\n" for age in range(100))
         >>> own = {"path": "ages.csv", "target": "ill", "scale": "none"}
         >>> _ = Path("ages.csv").write_text("age,ill\\n" + rows)
-        >>> base = {"data": {"name": "table", "test": 0.5, "options": own}, "training": {"rounds": 1}}
+        >>> base = {"data": {"name": "table", "test": 0.5, "options": own}, "seed": 1}
         >>> first, second = (udpfl.run(base, model="logistic", out=own).folder for own in "ab")
         >>> connect(first, second, points=3).line.places
         (0.0, 0.5, 1.0)

@@ -13,7 +13,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from udpfl.accounting.statement import shown
-from udpfl.config import load
 
 if TYPE_CHECKING:
     from udpfl.federation.preview import ClientPreview, Preview
@@ -24,6 +23,7 @@ _MOST = 12
 
 def show_preview(config: Path | None, overrides: Sequence[str], as_json: bool) -> None:
     """Plan a run and print it; nothing is trained for anyone, written or charged."""
+    from udpfl.config import load
     from udpfl.federation.preview import preview
 
     found = preview(load(config, overrides=overrides))
