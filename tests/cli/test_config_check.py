@@ -161,3 +161,12 @@ def test_an_error_has_every_problem_as_data():
 def test_options_of_data_that_is_handed_over_stay():
     below = {"data": {"name": "table", "options": {"target": "ill"}}}
     assert load(below, {"data": {"name": "own"}}).data.options == {"target": "ill"}
+
+
+def test_options_of_data_are_looked_at(capsys, tmp_path):
+    path = tmp_path / "table.toml"
+    path.write_text('[data]\nname = "table"\noptions = { pth = "a.csv", target = "y" }\n')
+    code, _, err = command(capsys, "config", "check", path)
+    assert code == 2
+    assert "data.options.pth: is not an option of table; did you mean path?" in err
+    assert "data.options.path: is needed" in err

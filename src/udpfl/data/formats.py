@@ -114,6 +114,10 @@ class Source:
     """Whether it reads a user's own file: labels and test records are not public by themselves."""
     takes: tuple[str, ...] = ()
     """Keys of the section `data` that its loader reads as options as well."""
+    options: tuple[str, ...] = ()
+    """What `data.options` may hold."""
+    needs: tuple[str, ...] = ()
+    """Options that have to be there."""
 
     @property
     def fetched(self) -> Format | None:

@@ -80,6 +80,7 @@ SOURCE = Source(
             ),
         ),
     ),
+    options=tuple(OPTIONS),
 )
 
 

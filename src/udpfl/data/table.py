@@ -69,6 +69,8 @@ SOURCE = Source(
     anywhere="wherever data.options.path says",
     is_own=True,
     takes=("by", "task", "person"),
+    options=OPTIONS,
+    needs=("path", "target"),
     by_hand=(
         "Name your CSV file in the configuration: data.options.path, with data.options.target for "
         "the column to predict. `udpfl init FILE` writes a configuration for it.",

@@ -81,6 +81,7 @@ SOURCE = Source(
         "Unpack it so that the pictures lie in {folder}: mkdir -p {folder} && "
         "tar -xzf UTKFace.tar.gz --strip-components=1 -C {folder}",
     ),
+    options=tuple(OPTIONS),
 )
 
 

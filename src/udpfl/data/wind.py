@@ -89,6 +89,7 @@ SOURCE = Source(
         "date, wp1 to wp7. The competition's own test.csv has no values; take the rows of "
         "windpowermeasurements.csv whose usage is not Training.",
     ),
+    options=("periods",),
 )
 
 
@@ -98,7 +99,7 @@ def load(*, seed: int, directory: Path | None, test: float, options: Mapping[str
 
     The split is the competition's: `seed` and `test` are not used.
     """
-    known(NAME, options, ("periods",))
+    known(NAME, options, SOURCE.options)
     if directory is None:
         raise InvalidInput(
             "data.dir",

@@ -8,6 +8,7 @@ from typing import Any
 from udpfl import algorithms, data, models
 from udpfl.config import Config
 from udpfl.config.reading import OWN
+from udpfl.data.options import known
 from udpfl.errors import InvalidInput, UdpflError
 from udpfl.federation._combinations import check_combination
 from udpfl.federation._own_noise import own_noise
@@ -71,8 +72,15 @@ def _found(key: str, check: Callable[[], Any]) -> Iterator[tuple[str, str]]:
 
 
 def _check_data(config: Config) -> None:
-    if config.data.name != OWN:
-        resolve("data", config.data.name, data.BUILT_IN)
+    name, options = config.data.name, config.data.options
+    if name == OWN:
+        return
+    resolve("data", name, data.BUILT_IN)
+    if name in data.BUILT_IN:
+        source = data.source_of(name)
+        known(name, options, source.options)
+        if missing := [own for own in source.needs if not options.get(own)]:
+            raise InvalidInput(f"data.options.{missing[0]}", f"is needed for data.name = {name!r}")
 
 
 def _check_model(config: Config) -> None:
