@@ -110,7 +110,7 @@ def test_the_installed_command_prints_nothing_but_its_answer(config):
         (["privacy.epsilon='8'"], ["privacy.epsilon", "'8'"]),
         (["privacy.delta=1.0"], ["privacy.delta", "< 1", "1.0"]),
         (["training.sampling_rate=1.5"], ["training.sampling_rate", "<= 1", "1.5"]),
-        (["privacy.unit=person"], ["privacy.unit", "record", "client"]),
+        (["privacy.unit=household"], ["privacy.unit", "record", "client"]),
         (["privacy.norm=l3"], ["privacy.norm", "l3", "linf"]),
         (["privacy.mechanism=gausian"], ["privacy.mechanism", "gausian", "gaussian"]),
         (["privacy.mechanism=off"], ["privacy.mechanism", "known names are", "none"]),
@@ -213,7 +213,7 @@ main(["run"])
     [
         ("run --outt x", "--out"), ("run --trak mlflow", "--track"), ("run --xyzzy 3", "--xyzzy"),
         ("run --training 3", "--training"), ("compare --seed 4", "--seeds"),
-        ("plan --rounds 5 --epsilon 3 --steps 2", "--rounds"), ("report --rounds 5", "--rounds"),
+        ("report --rounds 5", "--rounds"),
         ("plan", "--steps"), ("run --squint x", "--squint"),
     ],
 )  # fmt: skip

@@ -258,7 +258,7 @@ def test_the_command_imports_and_every_other_shows_it(capsys, filled, tmp_path):
     code, said = command(capsys, "budget", "export", filled, tmp_path / "out.csv")
     (row,) = csv.DictReader((tmp_path / "out.csv").read_text().splitlines())
     assert row["note"] == "imported from opacus, assuming Poisson sampling: in May"
-    assert command(capsys, "budget", "verify", filled) == (0, "sound: 1 charges of 2 clients\n")
+    assert command(capsys, "budget", "verify", filled) == (0, "sound: 1 charge of 2 clients\n")
 
 
 def test_the_command_takes_events_beyond_the_budget(capsys, filled, tmp_path):

@@ -190,5 +190,5 @@ def free(
         freed = opened.give_back(run_named(opened, run), reason=reason, author=by)
     if not freed:
         raise InvalidInput("run", f"{run!r} holds no reservation in this ledger")
-    many = "1 client is" if freed == 1 else f"{freed} clients are"
-    _tell(json_, f"{run}: the reserved budget of {many} free again", run=run, freed=freed)
+    many = "budget of 1 client is" if freed == 1 else f"budgets of {freed} clients are"
+    _tell(json_, f"{run}: the reserved {many} free again", run=run, freed=freed)

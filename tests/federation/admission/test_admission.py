@@ -47,6 +47,8 @@ def settings(tmp_path, name, **changes):
 def run(tmp_path, name="run", data=None, observers=(), **changes):
     torch.manual_seed(0)
     model = nn.Linear(4, 2)
+    if isinstance(data, list):
+        changes.setdefault("clients", len(data))
     return udpfl.run(
         settings(tmp_path, name, **changes), data=data or blobs(), model=model, observers=observers
     )

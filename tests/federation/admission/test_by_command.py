@@ -99,7 +99,7 @@ def test_a_walk_through_the_command_line(place, udpfl_):
     refused("seed=1")
     refused("data.test=0.3")
     refused("data.options.scale={age = [0, 120], dose = [0, 10]}")
-    refused("data.options.scale={age = [0, 100]}")
+    refused("data.options.scale={age = [0, 100], dose = [0, 20]}")
     table(place / "patients.csv", edit=7)
     refused()
     table(place / "patients.csv")
