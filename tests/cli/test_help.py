@@ -214,7 +214,8 @@ def test_every_key_is_offered_once_and_every_value_is_accepted():
     assert all(meaning for _, meaning in assignments(""))
     # Refused, or only with another key.
     not_yet = {
-        "privacy.unit=client", "privacy.unit=person", "data.partition=column", "privacy.accountant=paper",
+        "privacy.unit=client", "privacy.unit=person", "data.partition=column",
+        "privacy.accountant=paper",
         "privacy.pace=plateau", "privacy.pace_follows=update", "training.sample_per=epoch",
     }  # fmt: skip
     for key in offered:

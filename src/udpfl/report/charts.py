@@ -22,8 +22,11 @@ SIMULATION_ONLY = (
     "this."
 )
 NOMINAL = "nominal: not a guarantee"
+_COUNTED = {"persons": "gradients of persons"}
+"""Where a word for what is clipped is not enough."""
 _SIGNALS: dict[Clipped, str] = {
     "gradients": "the clipped gradient sum",
+    "persons": "the sum of the persons' clipped gradients",
     "updates": "a client's clipped update",
     "parameters": "a client's clipped parameters",
 }
@@ -306,15 +309,17 @@ def signal_note(clipped: Collection[Clipped]) -> str:
 
 def _clip_fraction(run: RunRecord) -> Chart:
     x, y = run.column("simulation_only", "clip_fraction", evaluated=False)
+    most = _COUNTED.get(run.clipped, run.clipped)
     return Chart("clip", clip_title({run.clipped}), "round", "clipped", "percent",
                  (Series("clip fraction", x, y, "main"),), top=1.0, warning=SIMULATION_ONLY,
-                 note=f"Near 100 %, most {run.clipped} are shortened to the clip. Near 0 %, a "
-                 "smaller clip would be enough and need less noise.")  # fmt: skip
+                 note=f"Near 100 %, most {most} are shortened to the clip. Near 0 %, a smaller "
+                 "clip would be enough and need less noise.")  # fmt: skip
 
 
 def clip_title(clipped: Collection[Clipped]) -> str:
     """What is counted where these were clipped: of whole clients, updates and not gradients."""
-    return f"Share of clipped {' or '.join(key for key in _SIGNALS if key in clipped)}"
+    names = (_COUNTED.get(key, key) for key in _SIGNALS if key in clipped)
+    return f"Share of clipped {' or '.join(names)}"
 
 
 def class_names(run: RunRecord) -> list[str]:

@@ -173,7 +173,9 @@ class Child:
 
     @property
     def stderr(self):
-        return (self.here / f"{self.out}.stderr").read_text()
+        """What it said, without the line of every round."""
+        lines = (self.here / f"{self.out}.stderr").read_text().splitlines(keepends=True)
+        return "".join(line for line in lines if not line.startswith("round "))
 
     def complains(self, *words):
         """One line about what went wrong, and no traceback."""
