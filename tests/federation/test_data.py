@@ -40,14 +40,16 @@ def test_equal_shares_declare_their_size(federate, caplog):
 def test_one_data_set_per_client(federate, caplog):
     x, y = blobs(100)
     clients = [(x[:20], y[:20]), (x[20:60], y[20:60]), (x[60:90], y[60:90]), (x[90:], y[90:])]
-    result = federate("none", {"rounds": 1}, {"declared_sizes": "partition"}, given=clients)
+    result = federate(
+        "none", {"rounds": 1}, {"clients": 4, "declared_sizes": "partition"}, given=clients
+    )
     assert [len(part) for part in parts_of(result)] == [16, 32, 24, 8]
     assert [row["declared_size"] for row in read(result, "participants.json")] == [16, 32, 24, 8]
     assert result.config.data.clients == 4
-    federate("none", {"rounds": 1}, given=clients)
+    federate("none", {"rounds": 1}, {"clients": 4}, given=clients)
     assert "every client declares the mean, 20" in caplog.text
     with pytest.raises(InvalidInput, match=r"data\.public"):
-        federate("none", {"rounds": 1}, {"public": 0.1}, given=clients)
+        federate("none", {"rounds": 1}, {"clients": 4, "public": 0.1}, given=clients)
 
 
 def test_regression_reports_errors_and_no_accuracy(federate):
