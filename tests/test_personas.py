@@ -107,6 +107,11 @@ def test_an_engineer_with_a_file_for_each_hospital(invoke, tmp_path):
     assert "wrote udpfl.toml" in invoke("init", "sites/*.csv", "--target", "diagnosis")
     assert "scale" in invoke("run", "udpfl.toml", "--dry-run", fails=2)
     fill_in(tmp_path / "udpfl.toml", LIMITS)
+    assert "row 25, column mean radius: the value is missing" in invoke(
+        "run", "udpfl.toml", "--dry-run", fails=2
+    )
+    text = (tmp_path / "udpfl.toml").read_text()
+    (tmp_path / "udpfl.toml").write_text(text.replace('# missing = "drop"', 'missing = "drop"'))
     settings = ["--set", "privacy.ledger=budget.sqlite", "--set", "training.rounds=12"]
     said = invoke("run", "udpfl.toml", "--dry-run", *settings)
     assert "the shared ledger budget.sqlite" in said

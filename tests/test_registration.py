@@ -175,7 +175,7 @@ class TestAll:
             },
             seeds=1,
         )
-        table = str(found)
+        table = found.table()
         for name in ("secant", "mean", "line", "blobs"):
             assert f"registered-{name}" in table
 

@@ -39,7 +39,8 @@ def test_every_column_has_a_place():
     assert options["ignore"] == ["day"]
     assert options["categories"] == {"sex": ["f", "m"]}
     assert options["scale"] == {"Größe (cm)": ["LOW", "HIGH"]}
-    assert options["missing"] == "drop"
+    assert "missing" not in options
+    assert '# missing = "drop"' in text
     load(config)  # every key is known
     assert "150" not in text
     assert "189" not in text
@@ -52,6 +53,15 @@ def test_regression_and_several_files():
     assert config["data"]["options"]["path"] == ["x/1.csv", "x/2.csv"]
     assert config["data"]["options"]["task"] == "regression"
     assert config["data"]["options"]["scale"] == {"a": ["LOW", "HIGH"], "y": ["LOW", "HIGH"]}
+
+
+def test_a_column_with_bounds_is_one_of_numbers():
+    columns = {**COLUMNS, "Größe (cm)": ["6O.1", *COLUMNS["Größe (cm)"][1:]], "id": COLUMNS["id"]}
+    options = tomllib.loads(written(columns, scale=["day=0,1"]))["data"]["options"]
+    assert options["scale"] == {"Größe (cm)": ["LOW", "HIGH"], "day": [0, 1]}
+    assert options["ignore"] == ["id"]
+    numbered = {**COLUMNS, "id": [str(i) for i in range(40)]}
+    assert "id" in tomllib.loads(written(numbered))["data"]["options"]["ignore"]
 
 
 def test_bounds_that_the_owner_names():

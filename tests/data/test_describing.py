@@ -17,12 +17,14 @@ def summary(cells, dialect=None):
     ("cells", "kind"),
     [
         (["1", "2.5", ""], "number"),
-        (["f", "m", "NA"], "category"),
+        ([*map(str, range(30)), "6O.1"], "number"),  # a slip of the pen
+        (["f", "m", "NA"] * 5, "category"),
+        (["Eva", "Tom"], "text"),  # names do not repeat
         ([f"name {i}" for i in range(30)], "text"),
         (["2024-01-01", "2024-02-03"], "date"),
         (["31.1.2024", "1.2.2024"], "date"),
         (["", "NA"], "empty"),
-        (["1", "2", "many"], "category"),
+        (["1", "2", "many"] * 5, "category"),
     ],
 )
 def test_kinds(cells, kind):

@@ -99,7 +99,7 @@ def test_regression_on_several_columns(tmp_path):
         (HOSPITALS, {"by": ["site", "age", "dose"]}, "data.options.path", "no column to predict"),
         (HOSPITALS, {"task": "rank"}, "data.options.task", "'rank'"),
         (HOSPITALS, {"scale": {"ag": [0, 1]}}, "data.options.scale.ag", "did you mean age"),
-        (HOSPITALS, {"scale": {"ill": [0, 1]}}, "data.options.scale.ill", "not a numeric"),
+        (HOSPITALS, {"scale": {"ill": [0, 1]}}, "data.options.scale.ill", "target of a class"),
         (
             HOSPITALS,
             {"scale": {"age": [1, 1], "dose": "none"}},

@@ -30,7 +30,7 @@ from udpfl import (
 from udpfl.accounting.statement import shown
 from udpfl.algorithms import FedAvg
 from udpfl.audit import audit_run
-from udpfl.comparison.outcome import read_outcome
+from udpfl.comparison.outcome import outcome_of
 from udpfl.engine import MechanismNoiser
 from udpfl.errors import InvalidInput
 from udpfl.federation.protection import planned_protection
@@ -103,7 +103,7 @@ def test_a_reference_that_costs_too_much_is_refused_with_one_that_fits(federate,
     with pytest.raises(BudgetExceeded, match=r"^client-0: noise that matches") as refused:
         federate(small)
     assert not list(tmp_path.glob("run-*"))
-    fits = float(re.search(r"a reference of ([0-9.]+) it would fit", str(refused.value))[1])
+    fits = float(re.search(r"with noise multiplier ([0-9.]+) it would fit", str(refused.value))[1])
     assert federate({**small, "reference": fits}).privacy.epsilon <= 2.0
 
 
@@ -233,7 +233,7 @@ def test_a_run_that_claims_nothing_tells_no_costs(federate, how):
     page = run_page(read_run(result.folder))
     assert "matched to a Gaussian of noise multiplier 2<" in page
     assert "by Rényi divergences" not in page.replace("by Rényi divergences.", "")
-    assert read_outcome(0, result.folder).matched is None
+    assert outcome_of(0, read_run(result.folder)).matched is None
 
 
 def test_an_audit_does_not_refute_it(federate):
@@ -260,5 +260,5 @@ def test_the_command_refuses_with_exit_code_1(capsys, tmp_path, monkeypatch):
             "training.rounds=2", "threads=1", "privacy.mechanism=laplace"]  # fmt: skip
     code, out, err = command(capsys, "run", *(part for key in keys for part in ("--set", key)))
     assert (code, out) == (1, "")
-    assert "more than the budget of ε = 8; with a reference of" in err
+    assert "more than the budget of ε = 8; matched to a Gaussian with" in err
     assert not (tmp_path / "runs").exists()

@@ -222,3 +222,99 @@ def test_a_row_without_a_person(tmp_path):
     path.write_text(path.read_text() + "NA,x,0.1,0.2,yes\n")
     with pytest.raises(InvalidInput, match="column patient: the value is missing"):
         Setup.of(load(config(str(path))))
+
+
+def test_several_sites_that_make_one_client_are_refused(table):
+    data = {"partition": "column", "by": "site", "clients": 2}
+    data["options"] = {k: v for k, v in config(table)["data"]["options"].items() if k != "ignore"}
+    with pytest.raises(InvalidInput, match=r"data\.clients: several values of data\.by"):
+        Setup.of(load(config(table, data=data)))
+
+
+def test_a_ledger_has_one_meaning_of_a_person(table, tmp_path):
+    text = (tmp_path / "visits.csv").read_text().splitlines()
+    rows = [text[0] + ",visit", *(f"{row},v{i}" for i, row in enumerate(text[1:]))]
+    (tmp_path / "visits.csv").write_text("\n".join(rows) + "\n")
+
+    def run(name, person, ignore):
+        privacy = {"ledger": str(tmp_path / "l.sqlite"), "exhausted": "fit"}
+        own = config(table, out=str(tmp_path / name), training={"rounds": 1}, privacy=privacy)
+        own["data"] = {**own["data"], "person": person}
+        own["data"]["options"] = {**own["data"]["options"], "ignore": ["site", ignore]}
+        return udpfl.run(own)
+
+    done = run("first", "visit", "patient")
+    assert "visit names the same persons in every run of this ledger" in str(done.privacy)
+    with pytest.raises(InvalidInput, match="earlier runs on this ledger took persons from 'visit'"):
+        run("second", "patient", "visit")
+
+
+def owned(owners, test_who=("z", "z"), who="aabbccdd"):
+    x = np.eye(8, dtype=np.float32)
+    return DataSet(
+        "rows", "classification", Records(x, np.arange(8) % 2), Records(x[:2], [0, 1]), 2,
+        columns={"who": np.array(list(who))}, test_columns={"who": np.array(list(test_who))},
+        owners=owners,
+    )  # fmt: skip
+
+
+def grouped(data, **settings):
+    own = {"name": "own", "person": "who", **settings}
+    return Setup.of(load({"data": own}), data=data, model=nn.Linear(8, 2))
+
+
+def test_rows_that_nobody_owns_stay_nobodys():
+    setup = grouped(owned((np.array([0, 1, 2]), np.array([4, 5]))))
+    sizes = [len(setup.data.train.subset(part).rows) for part in setup.parts]
+    assert sizes == [3, 2]
+
+
+def test_persons_on_both_sides_are_refused():
+    with pytest.raises(InvalidInput, match="1 persons have rows to train on and rows to test on"):
+        grouped(owned((np.arange(4), np.arange(4, 8)), test_who="za"))
+
+
+def test_the_same_person_at_two_clients(table, caplog, tmp_path):
+    """Public or held out at one client is so at every client, and the owner is told."""
+    data = {"partition": "column", "by": "site", "public": 12}
+    data["options"] = {k: v for k, v in config(table)["data"]["options"].items() if k != "ignore"}
+    setup = Setup.of(load(config(table, data=data)))
+    assert "persons have rows at several clients" in caplog.text
+    held = [set(setup.data.columns["patient"][part]) for part in (*setup.parts, setup.public)]
+    assert not set.union(*held[:-1]) & held[-1]
+    rows = cells(table)
+    for number, site in enumerate("xyz"):
+        with open(tmp_path / f"{site}.csv", "w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(row for row in rows if row["site"] == "xyz"[number])
+    files = {"options": {**config(table)["data"]["options"], "path": str(tmp_path / "[xyz].csv")}}
+    split = Setup.of(load(config(table, data=files))).data
+    assert not set(split.columns["patient"]) & set(split.test_columns["patient"])
+
+
+def test_rows_that_are_not_there_do_not_break_a_loss():
+    def distance(outputs, targets):  # has no derivative where both are equal
+        return (outputs - targets).square().sum(1).sqrt()
+
+    x, y = np.ones((3, 2), dtype=np.float32), np.ones((3, 1), dtype=np.float32)
+    data = DataSet("rows", "regression", Records(x, y), Records(x[:1], y[:1]), None,
+                   columns={"who": np.array(["a", "a", "b"])})  # fmt: skip
+    network = nn.Linear(2, 1)
+    nn.init.zeros_(network.weight)
+    nn.init.zeros_(network.bias)
+    own = load({"data": {"name": "own", "clients": 1, "person": "who"}})
+    setup = Setup.of(own, data=data, model=network, loss=distance)
+    real = torch.ones(1, 2, dtype=bool)
+    inputs, targets = (tensor[None] for tensor in setup.train)
+    gradients = setup.trained_model.pass_gradients(setup.start[None], inputs, targets, real)
+    assert torch.isfinite(gradients.norms(2)).all()
+    assert (gradients.norms(2) > 0).all()
+
+
+def test_the_option_alone_is_refused(table):
+    plain = config(table)
+    plain["data"]["options"]["person"] = plain["data"].pop("person")
+    del plain["data"]["rows_per_person"]
+    with pytest.raises(InvalidInput, match=r"data\.options\.person: is set as data\.person"):
+        Setup.of(load(plain))

@@ -35,9 +35,11 @@ def test_a_preview_is_what_happens(tmp_path, monkeypatch):
 def test_a_shared_ledger_is_read_and_not_written(tmp_path):
     ledger = tmp_path / "site.sqlite"
     settings = {**SETTINGS, "privacy": {"epsilon": 4.0, "ledger": str(ledger)}}
-    preview(settings, data=blobs(90), model="logistic", is_timed=False)
+    found = preview(settings, data=blobs(90), model="logistic", is_timed=False)
     assert not ledger.exists()
-    udpfl.run(settings, data=blobs(90), model="logistic", out=str(tmp_path / "run"))
+    done = udpfl.run(settings, data=blobs(90), model="logistic", out=str(tmp_path / "run"))
+    for client in found.clients:  # as the ledger's own filter adds it up
+        assert client.statement.epsilon == pytest.approx(done.clients[client.plan.name].epsilon)
     before = ledger.read_bytes()
     with pytest.raises(udpfl.BudgetExceeded):
         preview(settings, data=blobs(90), model="logistic", is_timed=False)

@@ -283,7 +283,7 @@ def test_runs_of_version_1_are_found_by_a_comparison(old, monkeypatch):
     base = {
         "out": "grid", "threads": 1, "model": {"name": "logistic"}, "training": {"rounds": 1},
         "data": {"name": "table", "clients": 2,
-                 "options": {"path": "table.csv", "target": "label", "scale": "none"}},
+                 "options": {"path": "table.csv", "target": "label"}},
         "privacy": {"delta": 1e-3, "mechanism": "gaussian"},
     }  # fmt: skip
     found = udpfl.compare(base, vary={"privacy.epsilon": [1.0, 8.0]}, seeds=1)

@@ -172,6 +172,27 @@ def test_folders_without_a_model(tmp_path, table_run):
             udpfl.load(copy)
 
 
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("preprocessing.json", b"100.0", b"120.0"),
+        ("config.toml", b"seed = 0", b"seed = 1"),
+        ("model.safetensors", b"guarantee", b"guaranty!"),
+    ],
+)
+def test_an_edited_file_is_found(tmp_path, table_run, name, old, new):
+    import shutil
+
+    copy = tmp_path / "run"
+    shutil.copytree(table_run, copy)
+    path = copy / name
+    content = path.read_bytes()
+    assert old in content
+    path.write_bytes(content.replace(old, new))
+    with pytest.raises(InvalidInput, match=f"{name} in .* is not the file that the run wrote"):
+        udpfl.load(copy)
+
+
 def test_an_edited_preprocessing_is_found(tmp_path, table_run):
     import shutil
 
@@ -182,6 +203,32 @@ def test_an_edited_preprocessing_is_found(tmp_path, table_run):
     path = copy / "preprocessing.json"
     path.write_text(path.read_text().replace("100.0", "120.0"))
     assert "preprocessing.json" in str(read_run(copy).verification)
+
+
+def test_data_that_has_changed_is_not_evaluated(tmp_path):
+    path = write(people(120), tmp_path / "people.csv")
+    from tests.trained.conftest import OPTIONS
+
+    settings = {"out": str(tmp_path / "run"), "threads": 1, "privacy": "none",
+                "data": {"name": "table", "clients": 2, "options": {**OPTIONS, "path": path}},
+                "model": {"name": "logistic"}, "training": {"rounds": 1}}  # fmt: skip
+    udpfl.run(settings)
+    trained = udpfl.load(tmp_path / "run")
+    trained.evaluate()
+    write(people(121), tmp_path / "people.csv")
+    with pytest.raises(InvalidInput, match="the data has changed since this run"):
+        trained.evaluate()
+
+
+def test_a_file_that_is_written_otherwise(table_run, tmp_path):
+    from udpfl.data.csv_files import Dialect
+
+    new = people(5, seed=3)
+    new.to_csv(tmp_path / "plain.csv", index=False)
+    found = udpfl.load(table_run).predict(tmp_path / "plain.csv", dialect=Dialect(",", "."))
+    assert np.abs(found.outputs - by_hand(table_run, new)).max() < 1e-6
+    renamed = new.assign(dtype=1.0)  # a column that arrays have as well
+    assert np.abs(udpfl.load(table_run).predict(renamed).outputs - found.outputs).max() < 1e-6
 
 
 def test_code_that_only_the_folder_names_is_not_imported(tmp_path, table_run):

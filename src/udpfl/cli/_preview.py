@@ -64,7 +64,7 @@ def _lines(found: Preview) -> list[tuple[str, str]]:
         ("time", _time(found)),
     ]
     up = found.bytes_up * (training.clients_per_round or config.data.clients) * training.rounds
-    lines.append(("traffic", f"{up / 1e6:,.1f} MB from all clients in all rounds"))
+    lines.append(("traffic", f"{_size(up)} from all clients in all rounds"))
     lines += [("public", words) for words in found.public]
     lines += [("assumed", words.removeprefix("assumes that ")) for words in found.assumptions]
     where = f"the shared ledger {found.ledger}" if found.ledger else "a ledger in its own folder"
@@ -79,6 +79,10 @@ def _once(lines: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
         (name if i == 0 or lines[i - 1][0] != name else "", words)
         for i, (name, words) in enumerate(lines)
     ]
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB" if count >= 1e5 else f"{count / 1e3:,.1f} kB"
 
 
 def _method(found: Preview) -> str:

@@ -111,6 +111,8 @@ def describe_(
     """
     found = find_files(files, None)
     guessed = guess_dialect(found[0])
+    if delimiter and delimiter == guessed.decimal and decimal is None:
+        decimal = "."
     dialect = Dialect(
         "\t" if delimiter in ("\\t", "tab") else delimiter or guessed.delimiter,
         decimal or guessed.decimal,

@@ -70,8 +70,8 @@ def init(
         out.write_text(text, encoding="utf-8")
     except OSError as error:
         raise InvalidInput("out", f"cannot write {out}: {error.strerror}") from None
-    todo = text.count("TODO") + text.count('"LOW"')
-    left = f"; {todo} places to look at are marked TODO, LOW or HIGH" if csv else ""
+    todo = sum("TODO" in line or '"LOW"' in line for line in text.splitlines())
+    left = f"; look at the {todo} lines with TODO, LOW or HIGH" if csv and todo else ""
     typer.echo(f"wrote {out}{left}\nnext: udpfl run {out} --dry-run")
 
 

@@ -12,7 +12,6 @@ from rich.table import Table
 from rich.text import Text
 
 from udpfl.accounting.statement import shown
-from udpfl.errors import InvalidInput
 from udpfl.runs.listing import ListedRun, list_runs
 
 _COLOURS = {
@@ -39,7 +38,7 @@ def runs(
     udpfl runs results/seeds --json
     """
     if folder == Path("runs") and not folder.exists():
-        raise InvalidInput("folder", "there is no folder 'runs' here; `udpfl run` makes it")
+        folder = Path()  # runs that were given a folder of their own
     found = list_runs(folder)
     if json_:
         typer.echo(json.dumps([run.to_dict() for run in found], indent=2, ensure_ascii=False))

@@ -258,7 +258,7 @@ class PrivacyConfig(Section):
                 "privacy.clip_quantile",
                 'counts records, so it is not available with privacy.unit = "client"',
             )
-        if self.clip_quantile is not None and self.norm == "linf":
+        elif self.clip_quantile is not None and self.norm == "linf":
             yield (
                 "privacy.clip_quantile",
                 'is not available with privacy.norm = "linf", which clips coordinates',
@@ -506,6 +506,8 @@ class Config(Section):
         """Where a column says whose a row is, a person is the unit in place of a record."""
         data, privacy = (dict(values).get(name) for name in ("data", "privacy"))
         person = data.get("person") if isinstance(data, dict) else getattr(data, "person", None)
+        if isinstance(privacy, PrivacyConfig):
+            privacy = privacy.model_dump()
         if person is None or not isinstance(privacy, dict | None):
             return values
         if (privacy or {}).get("unit", "record") != "record":

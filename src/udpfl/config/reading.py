@@ -33,6 +33,10 @@ def read(path: str | Path) -> dict[str, Any]:
         raise InvalidInput("config", f"{path} is not UTF-8 text") from None
     except OSError as error:
         raise InvalidInput("config", f"cannot read {path}: {error.strerror}") from None
+    if Path(path).suffix.lower() in (".csv", ".tsv"):
+        raise InvalidInput(
+            "config", f"{path} is a table: `udpfl init {path}` writes a configuration for it"
+        )
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -43,7 +43,11 @@ def schema_of(options: Mapping[str, Any], table: Table, dialect: Dialect) -> Sch
     categories = _categories(options.get("categories"), used)
     numeric = [name for name in used if name not in categories]
     is_regression = task == "regression"
-    bounds = _bounds(options.get("scale"), [*numeric, *(target if is_regression else [])])
+    bounds = _bounds(
+        options.get("scale"),
+        [*numeric, *(target if is_regression else [])],
+        "" if is_regression else target[0],
+    )
     features: list[Column] = [
         Categorical(name, categories[name]) if name in categories else Numeric(name, bounds[name])
         for name in used
@@ -79,7 +83,7 @@ def named_columns(option: str, names: Any, table: Table) -> list[str]:
     for name in chosen:
         if name not in table.columns:
             raise InvalidInput(
-                f"data.options.{option}",
+                "data.person" if option == "person" else f"data.options.{option}",
                 f"no column {name!r}; {alternatives(str(name), table.columns)}",
             )
     if len(set(chosen)) != len(chosen):
@@ -105,7 +109,7 @@ def _categories(given: Any, features: Sequence[str]) -> dict[str, tuple[str, ...
     given = _mapping("categories", given, features, "a column of features")
     found = {}
     for name, several in given.items():
-        values = [str(one) for one in several] if isinstance(several, list | tuple) else []
+        values = [_word(one) for one in several] if isinstance(several, list | tuple) else []
         if len(values) < 2 or len(set(values)) != len(values):
             raise InvalidInput(
                 f"data.options.categories.{name}",
@@ -115,10 +119,23 @@ def _categories(given: Any, features: Sequence[str]) -> dict[str, tuple[str, ...
     return found
 
 
-def _bounds(scale: Any, numeric: Sequence[str]) -> dict[str, tuple[float, float] | None]:
+def _word(value: Any) -> str:
+    """A category as a table has it: 1.0 is written 1."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def _bounds(
+    scale: Any, numeric: Sequence[str], label: str = ""
+) -> dict[str, tuple[float, float] | None]:
     """Public bounds of every numeric column; None where the owner says that none are needed."""
     if scale == "none":
         return dict.fromkeys(numeric)
+    if isinstance(scale, Mapping) and label in scale:
+        raise InvalidInput(
+            f"data.options.scale.{label}",
+            "is the target of a classification, which has labels and no bounds; for numbers set "
+            'data.options.task = "regression"',
+        )
     scale = _mapping("scale", scale, numeric, "a numeric column")
     undeclared = [name for name in numeric if name not in scale]
     if undeclared:
@@ -127,9 +144,10 @@ def _bounds(scale: Any, numeric: Sequence[str]) -> dict[str, tuple[float, float]
         raise InvalidInput(
             "data.options.scale",
             f"no public bounds for {', '.join(undeclared)}: write scale = {{ {syntax}{more} }} "
-            "with numbers that everybody may know, such as limits of a measurement; a column of "
-            'text needs categories; "none" in place of the bounds is your word that a column lies '
-            "in [-1, 1] already. `udpfl data describe FILE` shows what is in the columns",
+            'with numbers that everybody may know, such as limits of a measurement; "none" in '
+            "place of the bounds is your word that a column lies in [-1, 1] already. A column of "
+            "text needs categories, and data.options.ignore leaves a column out, such as a date. "
+            "`udpfl data describe FILE` shows what is in the columns",
         )
     bounds = {name: _pair(scale[name]) for name in numeric}
     wrong = [name for name, pair in bounds.items() if pair is _NOT_BOUNDS]
@@ -141,6 +159,13 @@ def _bounds(scale: Any, numeric: Sequence[str]) -> dict[str, tuple[float, float]
             f"{scale[wrong[0]]!r}{several}",
         )
     return bounds
+
+
+def check_bounds(options: Mapping[str, Any]) -> None:
+    """Refuse bounds that are none, before a file is read."""
+    scale = options.get("scale")
+    if isinstance(scale, Mapping):
+        _bounds(scale, list(scale))
 
 
 _NOT_BOUNDS = (math.nan, math.nan)
@@ -174,7 +199,7 @@ def _missing(given: Any, columns: Sequence[str], dialect: Dialect) -> Missing:
 def _labels(given: Any, column: str, table: Table, missing: Missing) -> tuple[str, ...]:
     """Every class label: declared ones as they are, else those that occur, in order."""
     if given is not None:
-        labels = [str(one) for one in given] if isinstance(given, list | tuple) else []
+        labels = [_word(one) for one in given] if isinstance(given, list | tuple) else []
         if len(labels) < 2 or len(set(labels)) != len(labels):
             raise InvalidInput(
                 "data.options.labels", f"must list at least two different labels, got {given!r}"

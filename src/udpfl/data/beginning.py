@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from udpfl.data.columns import parse_number, toml_key
@@ -28,6 +28,8 @@ class Choices:
     target: str
     by: str | None = None
     person: str | None = None
+    is_said: bool = False
+    """Whether the owner named the target."""
     scale: Mapping[str, str] = field(default_factory=dict)
     """Public bounds that the owner names, as they stand in TOML."""
 
@@ -51,10 +53,31 @@ class Choices:
         ):
             if name is not None and name not in names:
                 raise InvalidInput(option, f"no column {name!r}; {alternatives(name, names)}")
+        is_said = target is not None
         if target is None:
             likely = [name for name in names if name.lower() in _TARGETS]
             target = likely[0] if likely else names[-1]
-        return cls(target, by, person, bounds)
+        return cls(target, by, person, is_said, bounds)
+
+
+def _as_said(column: ColumnSummary, bounds: Mapping[str, str]) -> ColumnSummary:
+    """A column with bounds is one of numbers, whatever is in its cells."""
+    return replace(column, kind="number") if column.name in bounds else column
+
+
+def _is_unused(column: ColumnSummary) -> bool:
+    return column.kind in ("text", "date", "empty") or _is_identity(column)
+
+
+def _is_identity(column: ColumnSummary) -> bool:
+    """Whether a column only tells rows apart."""
+    name = column.name.lower()
+    named = name == "id" or name.endswith(("_id", " id", "-id"))
+    return named and column.distinct == column.rows
+
+
+def _why_unused(column: ColumnSummary) -> str:
+    return "tells rows apart" if _is_identity(column) else column.kind
 
 
 def _bounds(said: str) -> tuple[str, str]:
@@ -82,9 +105,10 @@ def beginning(
     ]
     target = next(own for own in columns if own.name == choices.target)
     is_regression = target.kind == "number" and target.distinct > _REGRESSED
-    scaled = [own for own in features if own.kind == "number"]
+    features = [_as_said(own, choices.scale) for own in features]
+    scaled = [own for own in features if own.kind == "number" and not _is_unused(own)]
     lines = [
-        "# A run on a table of your own, from `udpfl init`. Fill in what is marked TODO, then:",
+        "# A run on a table of your own, from `udpfl init`. Fill in what is left open, then:",
         "#",
         "#     udpfl run THIS_FILE --dry-run    # what would happen, and what it would cost",
         "#     udpfl run THIS_FILE",
@@ -101,7 +125,7 @@ def beginning(
         *_categories([own for own in features if own.kind == "category"]),
         *_scale([*scaled, *([target] if is_regression else [])], choices.scale),
         "[model]",
-        'name = "logistic"              # or "mlp"; `udpfl methods` and docs/built-in.md list more',
+        'name = "logistic"              # a linear model; or "mlp"',
         "",
         "[privacy]",
         "epsilon = 4.0                  # budget of each client over all rounds",
@@ -159,7 +183,8 @@ def _options(
     for key in ("delimiter", "decimal", "encoding"):
         if (own := getattr(dialect, key)) != getattr(usual, key):
             lines.append(f"{key} = {_text(own)}")
-    lines.append(f"target = {_text(choices.target)}  # TODO: is this the column to predict?")
+    guessed = "" if choices.is_said else "  # TODO: is this the column to predict?"
+    lines.append(f"target = {_text(choices.target)}{guessed}")
     if is_regression:
         return [*lines, 'task = "regression"']
     labels = ", ".join(map(_text, target.values)) or "TODO"
@@ -167,10 +192,10 @@ def _options(
 
 
 def _ignored(features: Sequence[ColumnSummary]) -> list[str]:
-    unused = [own for own in features if own.kind in ("text", "date", "empty")]
+    unused = [own for own in features if _is_unused(own)]
     if not unused:
         return []
-    why = ", ".join(f"{own.name}: {own.kind}" for own in unused)
+    why = ", ".join(f"{own.name}: {_why_unused(own)}" for own in unused)
     return [f"ignore = [{', '.join(_text(own.name) for own in unused)}]  # {why}"]
 
 
@@ -178,9 +203,9 @@ def _missing(columns: Sequence[ColumnSummary]) -> list[str]:
     if not any(own.missing for own in columns):
         return []
     return [
-        "# Some cells are missing. Leave such rows out, or give a public constant for a column:",
+        "# TODO: some cells are missing. Leave such rows out, or give a public constant by column:",
+        '# missing = "drop"',
         "# missing = { COLUMN = 0 }",
-        'missing = "drop"',
     ]
 
 
@@ -198,11 +223,14 @@ def _categories(columns: Sequence[ColumnSummary]) -> list[str]:
 def _scale(columns: Sequence[ColumnSummary], bounds: Mapping[str, str]) -> list[str]:
     if not columns:
         return []
+    is_open = any(own.name not in bounds for own in columns)
     return [
         "[data.options.scale]",
-        "# TODO: public bounds of every number, mapped to [-1, 1]; values beyond are clamped.",
+        f"# {'TODO: p' if is_open else 'P'}ublic bounds of every number, mapped to [-1, 1]; values "
+        "beyond are clamped.",
         "# Not the range in the file, which is private, but limits that everybody may know;",
         '# "none" says that a column lies in [-1, 1] already. `udpfl data describe` shows ranges.',
+        *(f"# {own.name}: {own.odd} values are no numbers" for own in columns if own.odd),
         *(f"{toml_key(own.name)} = {bounds.get(own.name, _OPEN)}" for own in columns),
         "",
     ]

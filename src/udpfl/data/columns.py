@@ -34,7 +34,7 @@ _TEXT_HINT = (
 )
 _MISSING_HINT = (
     'data.options.missing says what to do about missing cells: "drop" leaves such rows out, '
-    "{ {column} = 0 } puts a public constant in their place"
+    "{ {column} = CONSTANT } puts a public constant in their place"
 )
 
 

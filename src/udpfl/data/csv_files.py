@@ -107,6 +107,8 @@ def _matching(pattern: str, directory: Path | None) -> list[Path]:
     for place in places:
         if place.is_file():
             return [place]
+        if place.is_dir():
+            raise InvalidInput(PATH, f"{place} is a folder: name its files, as {place}/*.csv")
         if files := sorted(Path(name) for name in glob(str(place)) if Path(name).is_file()):
             return files
     looked = " nor ".join(dict.fromkeys(map(str, places)))

@@ -20,6 +20,10 @@ PRIVATE = (
 )
 _FEW = 20
 """Different values up to which text counts as categories."""
+_REPEATED = 5
+"""Rows for each different value from which on it counts as a category."""
+_ODD = 0.1
+"""Share of different cells that may be odd in a column of numbers."""
 _LINES = 50
 """Lines of a file that its dialect is guessed from."""
 
@@ -37,7 +41,9 @@ class ColumnSummary:
     """The smallest number; None where there are no numbers."""
     high: float | None = None
     values: tuple[str, ...] = ()
-    """All different values, where they are few."""
+    """All different values, where they are few and repeat."""
+    odd: int = 0
+    """Different cells of a column of numbers that are not numbers."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -68,14 +74,20 @@ def _summary(name: str, cells: Sequence[str], dialect: Dialect) -> ColumnSummary
     there = [cell for cell in cells if cell not in MARKS]
     distinct = sorted(set(there))
     missing = len(cells) - len(there)
-    few = tuple(distinct) if len(distinct) <= _FEW else ()
+    # Values that hardly repeat may name people: they are not for a configuration.
+    few = (
+        tuple(distinct) if len(distinct) <= _FEW and len(there) >= _REPEATED * len(distinct) else ()
+    )
     if not there:
         return ColumnSummary(name, "empty", len(cells), missing, 0)
     numbers = [parse_number(cell, dialect.decimal) for cell in distinct]
     found = [number for number in numbers if number is not None]
-    if len(found) == len(numbers):
+    odd = len(numbers) - len(found)
+    if odd <= _ODD * len(numbers):  # a slip of the pen does not make a column of text
         low, high = min(found), max(found)
-        return ColumnSummary(name, "number", len(cells), missing, len(distinct), low, high, few)
+        return ColumnSummary(
+            name, "number", len(cells), missing, len(distinct), low, high, few, odd
+        )
     kind: Kind = "category" if few else "text"
     if all(map(is_date, distinct)):
         kind = "date"

@@ -60,6 +60,9 @@ def is_rows(data: Any) -> bool:
 def columns_of(data: Any) -> dict[str, list[Any]]:
     """The columns by name, as Python objects."""
     if is_frame(data):
+        names = [str(name) for name in data.columns]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise InvalidInput("data", f"there are two columns called {twice[0]!r}")
         named = {str(name): data[name] for name in data.columns}
     elif isinstance(data, Mapping):
         named = {str(name): values for name, values in data.items()}

@@ -7,6 +7,7 @@ sampling, clipping and fingerprints need not know the difference.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -73,12 +74,57 @@ def group_by_person(data: DataSet, person: str, by: str | None, most: int | None
             "data.person", f"there is no column {person!r}; {alternatives(person, data.columns)}"
         )
     client = _clients(data, by)
-    train, firsts = _group(data.train, data.columns[person], client, most)
+    owned = np.flatnonzero(client >= 0)
+    _refuse_both_sides(data, person)
+    _warn_of_several_clients(data.columns[person][owned], client[owned])
+    rows = data.train.subset(owned)
+    train, firsts = _group(rows, data.columns[person][owned], client[owned], most)
+    firsts = owned[firsts]
     owners = None
     if data.owners is not None:
         owners = tuple(np.flatnonzero(client[firsts] == i) for i in range(len(data.owners)))
     columns = {name: column[firsts] for name, column in data.columns.items()}
     return replace(data, train=train, columns=columns, owners=owners)
+
+
+def require_one_record_each(data: DataSet, person: str, parts: Sequence[Indices]) -> None:
+    """Refuse a division in which a client holds several records of one person.
+
+    So it would be where several values of the column `data.by` make one client.
+    """
+    for part in parts:
+        names, counts = np.unique(data.columns[person][part], return_counts=True)
+        if len(names) and counts.max() > 1:
+            raise InvalidInput(
+                "data.clients",
+                "several values of data.by would make one client, which would then hold several "
+                f"records of {str(names[counts.argmax()])!r}: set data.clients to the number of "
+                "values of data.by",
+            )
+
+
+def _refuse_both_sides(data: DataSet, person: str) -> None:
+    """Refuse rows of a person to train on beside rows of the same person to test on."""
+    if person not in data.test_columns:
+        return
+    both = np.intersect1d(data.columns[person], data.test_columns[person])
+    if len(both):
+        raise InvalidInput(
+            "data.person",
+            f"{len(both):,} persons have rows to train on and rows to test on, {str(both[0])!r} "
+            "among them: hold out whole persons, as tables do",
+        )
+
+
+def _warn_of_several_clients(person: Array, client: Indices) -> None:
+    pairs = np.unique(np.stack([np.unique(person, return_inverse=True)[1], client]), axis=1)
+    several = int((np.unique(pairs[0], return_counts=True)[1] > 1).sum())
+    if several:
+        log.warning(
+            "%s persons have rows at several clients: each client hides what it holds of them, and "
+            "k clients together cost such a person k times (this line is about private records: "
+            "it is for whoever holds them)", f"{several:,}"
+        )  # fmt: skip
 
 
 def test_persons(data: DataSet, person: str) -> PersonRecords:
@@ -92,7 +138,7 @@ def test_persons(data: DataSet, person: str) -> PersonRecords:
 def _clients(data: DataSet, by: str | None) -> Indices:
     """A number for each row that says which client holds it, as far as the data says it."""
     if data.owners is not None:
-        client = np.zeros(len(data.train), dtype=np.int64)
+        client = np.full(len(data.train), -1, dtype=np.int64)  # rows may be nobody's
         for number, rows in enumerate(data.owners):
             client[rows] = number
         return client

@@ -102,6 +102,15 @@ def hold_out_groups(
             (kept, held_out), split(len(units), size, stream(seed, *place), label), strict=True
         ):
             parts.append(_joined([units[i] for i in which]))
+    if persons is not None:  # who tests at one client trains at none
+        testing = np.unique(persons[np.concatenate(held_out)])
+        is_testing = [np.isin(persons[rows], testing) for rows in groups]
+        kept = [rows[~own] for rows, own in zip(groups, is_testing, strict=True)]
+        held_out = [rows[own] for rows, own in zip(groups, is_testing, strict=True)]
+        if empty := [client for client, rows in enumerate(kept) if not len(rows)]:
+            raise InvalidInput(
+                "data.test", f"{size} of the persons leaves client {empty[0]} none to train on"
+            )
     if not any(map(len, held_out)):
         count = sum(map(len, groups))
         raise InvalidInput("data.test", f"{size} of {count} records leaves none to test on")

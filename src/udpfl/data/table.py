@@ -28,7 +28,13 @@ from typing import Any
 
 import numpy as np
 
-from udpfl.data._schema_options import dialect_of, named_columns, named_values, schema_of
+from udpfl.data._schema_options import (
+    check_bounds,
+    dialect_of,
+    named_columns,
+    named_values,
+    schema_of,
+)
 from udpfl.data.columns import MARKS, Encoded, Numeric, Schema
 from udpfl.data.csv_files import Dialect, Table, find_files, read_files
 from udpfl.data.formats import Source, described_by
@@ -89,6 +95,13 @@ def load(*, seed: int, directory: Path | None, test: float, options: Mapping[str
     return build(table, name, seed=seed, test=test, options=options, dialect=dialect)
 
 
+def check_options(options: Mapping[str, Any]) -> None:
+    """Refuse options that are wrong whatever is in the files."""
+    known("table", options, OPTIONS)
+    check_bounds(options)
+    dialect_of(options)
+
+
 def build(
     table: Table,
     name: str,
@@ -107,6 +120,11 @@ def build(
     encoded, records = _encoded(schema, table)
     _warn_of_far_values(schema, encoded)
     rows = np.flatnonzero(encoded.present)
+    if left_out := len(encoded.present) - len(rows):
+        log.warning(
+            "%s of %s rows have a missing cell and are left out (this line is about private "
+            "records: it is for whoever holds them)", f"{left_out:,}", f"{len(table):,}"
+        )  # fmt: skip
     columns = _kept_columns(options, table)
     clients = _clients(table, rows, options)
     groups = clients or [rows]

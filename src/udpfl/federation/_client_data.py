@@ -106,6 +106,10 @@ def divide_records(config: Config, data: DataSet) -> tuple[list[Indices], Indice
     if isinstance(data.train, PersonRecords):
         targets = targets[:, 0]  # of the first row, which everybody has
     kept, public = split(len(everything), config.data.public, rng, targets, parameter="data.public")
+    if config.data.person is not None and len(public):  # who is public is so at every client
+        person = data.columns[config.data.person]
+        is_public = np.isin(person, person[public])
+        kept, public = everything[~is_public], everything[is_public]
     parts = partition(
         config.data.partition,
         config.data.clients,
@@ -233,6 +237,10 @@ def assumptions(
         found.append("assumes that the set of labels is public")
     if is_own and not is_tested_on_clients:
         found.append("assumes that the records of the test split are public")
+    if config.data.person is not None and config.privacy.ledger is not None:
+        found.append(
+            f"assumes that {config.data.person} names the same persons in every run of this ledger"
+        )
     if config.data.person is not None and config.data.rows_per_person is None:
         found.append("assumes that the most rows of a person are public (data.rows_per_person)")
     if data.schema is not None and config.data.person is None and config.privacy.unit == "record":

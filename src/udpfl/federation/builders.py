@@ -84,6 +84,8 @@ def load_dataset(settings: Config, data: Any, test: Any) -> DataSet:
 def _options(settings: Config, source: Source | None) -> dict[str, Any]:
     """What the loader is told; a table learns from the section which columns are no features."""
     options = dict(settings.data.options)
+    if "person" in options and settings.data.person is None:
+        raise InvalidInput("data.options.person", "is set as data.person, which makes it the unit")
     for name in source.takes if source else ():
         value = getattr(settings.data, name)
         if value is None:

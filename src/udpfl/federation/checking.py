@@ -9,6 +9,7 @@ from udpfl import algorithms, data, models
 from udpfl.config import Config
 from udpfl.config.reading import OWN
 from udpfl.data.options import known
+from udpfl.data.table import check_options
 from udpfl.errors import InvalidInput, UdpflError
 from udpfl.federation._combinations import check_combination
 from udpfl.federation._own_noise import own_noise
@@ -81,6 +82,8 @@ def _check_data(config: Config) -> None:
         known(name, options, source.options)
         if missing := [own for own in source.needs if not options.get(own)]:
             raise InvalidInput(f"data.options.{missing[0]}", f"is needed for data.name = {name!r}")
+    if name == "table":
+        check_options(options)
 
 
 def _check_model(config: Config) -> None:

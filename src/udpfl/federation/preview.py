@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,16 @@ import torch
 from torch import nn
 
 from udpfl.accounting import PrivacyStatement, account
-from udpfl.accounting.events import leaves
+from udpfl.accounting.events import Composed, leaves
 from udpfl.config import Config
 from udpfl.data.columns import Categorical, Numeric
 from udpfl.engine import Entropy, Loss
 from udpfl.engine.limits import choose_limits
-from udpfl.federation._calibration import why_nothing_is_claimed
+from udpfl.federation._calibration import Past, why_nothing_is_claimed
 from udpfl.federation._client_data import declared_sizes
 from udpfl.federation._learning_rate import learning_rate
 from udpfl.federation._opening import check, read_arguments
+from udpfl.federation.admission.holding import read_pasts
 from udpfl.federation.local_training import Trainer
 from udpfl.federation.plan import ReleasePlan
 from udpfl.federation.server import Server
@@ -40,7 +41,8 @@ class ClientPreview:
     releases: int
     """In the whole run."""
     statement: PrivacyStatement
-    """What the whole run would cost it, beside anything that it has spent before."""
+    """What it will have spent after the whole run: with a shared ledger, with all that it has spent
+    or reserved there before."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -128,12 +130,14 @@ def preview(
     check(setup)
     plans = setup.plans_within_budgets()
     ledger = setup.config.privacy.ledger
+    pasts = read_pasts(setup.config.privacy, Path(ledger), setup.holding).pasts if ledger else {}
     return Preview(
         config=setup.config,
         data=_data(setup),
         parameters=setup.model.layout.dimension,
         clients=[
-            _client(setup, plan, len(part)) for plan, part in zip(plans, setup.parts, strict=True)
+            _client(setup, plan, len(part), pasts.get(plan.name))
+            for plan, part in zip(plans, setup.parts, strict=True)
         ],
         public=_public(setup),
         assumptions=setup.assumptions,
@@ -158,7 +162,7 @@ def _data(setup: Setup) -> dict[str, Any]:
     }
 
 
-def _client(setup: Setup, plan: ReleasePlan, records: int) -> ClientPreview:
+def _client(setup: Setup, plan: ReleasePlan, records: int, past: Past | None) -> ClientPreview:
     privacy, event = setup.config.privacy, plan.rest_event()
     unclaimed = why_nothing_is_claimed(setup.config, None)
     if event is None or unclaimed:
@@ -168,6 +172,14 @@ def _client(setup: Setup, plan: ReleasePlan, records: int) -> ClientPreview:
         delta = plan.budget.delta if plan.budget else plan.delta
         assert delta is not None, "whoever takes part in a private run has a delta"
         statement = account(event, delta, privacy.accountant, privacy.accounting)
+        if past is not None and statement.kind == "guarantee":  # by the filter of the ledger
+            everything = Composed((*past.history, event))
+            pure = account(everything, 0.0).epsilon if delta == 0 else 0.0
+            total = past.rule.epsilon(everything, delta) if delta else pure
+            statement = replace(
+                statement, epsilon=total, vector_epsilon=total, accountant="filter",
+                composition="filter",
+            )  # fmt: skip
     releases = 0 if event is None else sum(leaves(event).values())
     return ClientPreview(plan, records, releases, statement)
 

@@ -13,7 +13,12 @@ from torch import Tensor, nn
 from udpfl.algorithms import Algorithm, PublicData
 from udpfl.config import Config
 from udpfl.data import DataSet
-from udpfl.data.persons import PersonRecords, group_by_person, test_persons
+from udpfl.data.persons import (
+    PersonRecords,
+    group_by_person,
+    require_one_record_each,
+    test_persons,
+)
 from udpfl.data.records import Indices, Records
 from udpfl.engine import LaneModel, Loss
 from udpfl.federation._calibration import NO_PASTS, Past, plan_releases
@@ -100,6 +105,8 @@ class Setup:
             dataset = group_by_person(dataset, config.data.person, config.data.by, most)
         config = fit_client_count(config, dataset)
         parts, public = divide_records(config, dataset)
+        if config.data.person is not None:
+            require_one_record_each(dataset, config.data.person, parts)
         algorithm = build_algorithm(config)
         check_combination(config, algorithm)
         check_target(config, dataset.task)
@@ -224,6 +231,7 @@ class Setup:
             [len(part) for part in self.parts],
             pool_fingerprint(self.data) if is_dealt else "",
             self.config.data.block or "",
+            self.config.data.person or "",
         )
 
     def plans(

@@ -43,12 +43,9 @@ class LedgerReader:
         self._reservations = Reservations(self._decisions)
         self._seals = Seals(self._decisions)
         self._runs = RunRegister(self._file, self._seals)
-        self._balances = Balances(
-            self._file, self._accounts, self._decisions, self._reservations, self._seals
-        )
-        self._limits = Limits(
-            self._file, self._accounts, self._reservations, self._balances, self._outbox
-        )
+        known = self._file, self._accounts
+        self._balances = Balances(*known, self._decisions, self._reservations, self._seals)
+        self._limits = Limits(*known, self._reservations, self._balances, self._outbox)
         self._divisions = Divisions(self._accounts, self._decisions, self._balances)
 
     def __enter__(self) -> Self:
@@ -85,6 +82,10 @@ class LedgerReader:
     def folders(self) -> dict[str, str]:
         """The name of the folder of every run that was begun in one."""
         return self._runs.folders()
+
+    def persons(self) -> set[str]:
+        """The columns from which runs took whose a row is."""
+        return self._runs.persons()
 
     def rounds_charged(self, run: str, account: int) -> int:
         """In how many rounds of a run the account was charged."""
@@ -154,7 +155,6 @@ class LedgerReader:
         """Everything charged so far, in one run or in all, as one event; None if nothing was.
 
         With `up_to`, everything up to the charge of that number.
-
         Answers without a privacy claim are no event. `statement`, `would_exceed` and `commit` know
         of them and treat them as what they are.
         """

@@ -75,6 +75,11 @@ class RunRegister:
         named = {run: json.loads(text).get("folder") for run, text in rows}
         return {run: str(folder) for run, folder in named.items() if folder}
 
+    def persons(self) -> set[str]:
+        """The columns from which runs took whose a row is."""
+        rows = self._file.rows("SELECT description FROM runs")
+        return {str(json.loads(text)["person"]) for (text,) in rows if "person" in json.loads(text)}
+
     # What a run charged
 
     def rounds_charged(self, run: str, account: int) -> int:

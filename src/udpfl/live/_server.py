@@ -49,7 +49,7 @@ class PageServer:
             server_of_page = owner
 
         try:
-            self._http = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+            self._http = _QuietServer(("127.0.0.1", port), Handler)
         except (OSError, OverflowError) as error:
             raise InvalidInput("live_port", f"cannot listen on port {port}: {error}") from None
         self._http.daemon_threads = True
@@ -85,6 +85,11 @@ class PageServer:
         return body
 
 
+class _QuietServer(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A request that makes no sense, or a browser that goes away, is nobody's news."""
+
+
 class _Handler(BaseHTTPRequestHandler):
     server_of_page: PageServer
     server_version, sys_version = "udpfl", ""
@@ -101,7 +106,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(200, "text/html; charset=utf-8", document()[0].encode())
         if name == "data":
             (row,) = parse_qs(asked.query).get("after", ["0"])[-1:]
-            after = int(row) if row.isascii() and row.isdigit() else 0
+            after = int(row) if row.isascii() and row.isdigit() and len(row) < 10 else 0
             return self._send(200, "application/json", page.answer(after))
         return self._send(404, "text/plain", b"there is no such page\n")
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,16 +27,21 @@ from udpfl.errors import InvalidInput, UdpflError
 from udpfl.federation.builders import (
     build_network,
     choose_loss,
-    load_dataset,
     prepare_inputs,
 )
 from udpfl.federation.configured_names import trusted_settings
 from udpfl.federation.evaluation import final_evaluation
-from udpfl.runs.files import read_preprocessing, read_summary
+from udpfl.federation.setup import Setup
+from udpfl.ledger.ledger import Ledger
+from udpfl.ledger.seals import digests
+from udpfl.runs.files import RunFiles, has_ended, read_identity, read_preprocessing
 from udpfl.runs.folder import RunFolder
+from udpfl.runs.ledgers import ledger_of
 from udpfl.runs.preprocessing import Preprocessing
 from udpfl.runs.schema import FinalEvaluation
 from udpfl.trained.predictions import Predictions
+
+log = logging.getLogger(__name__)
 
 _BATCH = 1024
 
@@ -77,9 +83,10 @@ class TrainedModel:
             InvalidInput: A column is missing, or cells cannot be read.
         """
         schema = self.preprocessing.table
-        if isinstance(data, str | Path) or (frames.is_table(data) and not hasattr(data, "dtype")):
+        if isinstance(data, str | Path) or _is_table(data):
             table = self.read(data, dialect)
-            encoded = self._schema.encode(table, with_targets=False, parameter="data")
+            read_by = self._schema_for(data, dialect)
+            encoded = read_by.encode(table, with_targets=False, parameter="data")
             kept = {name: _column(table, name) for name in keep}
             rows, used = encoded.inputs[encoded.present], encoded.present
             return Predictions(self.preprocessing, self.outputs(rows), used, kept)
@@ -159,12 +166,20 @@ class TrainedModel:
         config = self.config
         if data_dir is not None:
             config = load_config(config, {"data": {"dir": str(data_dir)}})
-        return load_dataset(config, None, None).test
+        setup = Setup.of(config, model=self.model)
+        if tuple(setup.fingerprints) != read_identity(self.folder).fingerprints:
+            raise InvalidInput(
+                "data",
+                "the data has changed since this run, so its test records are not known any more: "
+                "say what to evaluate on",
+            )
+        return setup.data.test
 
     def _records(self, data: Any, dialect: Dialect | None) -> Records:
         if isinstance(data, tuple):
             return Records(_array(data[0]), np.asarray(data[1]))
-        encoded = self._schema.encode(self.read(data, dialect), parameter="data")
+        read_by = self._schema_for(data, dialect)
+        encoded = read_by.encode(self.read(data, dialect), parameter="data")
         assert encoded.targets is not None
         if not encoded.present.any():
             raise InvalidInput("data", "every row has a missing cell: none is left")
@@ -176,6 +191,11 @@ class TrainedModel:
         if isinstance(data, str | Path):
             return read_files(find_files(data, None), dialect)
         return frames.text_of(frames.columns_of(data), "the table", self._schema.dialect.decimal)
+
+    def _schema_for(self, data: Any, dialect: Dialect | None) -> Schema:
+        """How cells are read, of a file that may be written otherwise than those of the run."""
+        is_file = isinstance(data, str | Path)
+        return replace(self._schema, dialect=dialect) if dialect and is_file else self._schema
 
     @cached_property
     def _schema(self) -> Schema:
@@ -219,16 +239,19 @@ def load(run: str | Path, *, model: nn.Module | None = None) -> TrainedModel:
         raise InvalidInput(
             "run", f"{str(run)!r} was written by an older version, which kept no preprocessing"
         )
-    summary = read_summary(folder.path)
-    if summary is None or not folder.model.is_file():
+    if not has_ended(folder.path) or not folder.model.is_file():
         raise InvalidInput("run", f"{str(run)!r} has no model: its run did not finish")
+    _require_sealed(folder.path)
+    stamp = RunFiles.read(folder.path).stamp  # in the model's file, which is sealed
+    assert stamp is not None
+    assert stamp.stated is not None, "only an older version stored no statement"
     if model is None and config.model.name == OWN:
         raise InvalidInput(
             "model", "the model of this run was given in Python: pass it as udpfl.load(…, model=)"
         )
     network = build_network(config, model, preprocessing.input_shape, preprocessing.outputs)
     return TrainedModel(
-        folder.path, config, _with_weights(network, folder.model), summary.privacy, preprocessing
+        folder.path, config, _with_weights(network, folder.model), stamp.stated, preprocessing
     )
 
 
@@ -242,6 +265,28 @@ def _with_weights(network: nn.Module, file: Path) -> nn.Module:
     except RuntimeError as error:
         raise InvalidInput("model", f"the weights do not fit the network: {error}") from None
     return network.eval()
+
+
+def _is_table(data: Any) -> bool:
+    return frames.is_table(data) and not isinstance(data, np.ndarray | Tensor)
+
+
+def _require_sealed(folder: Path) -> None:
+    """Refuse files that are not those that the run began and ended with, by its ledger."""
+    identity = read_identity(folder)
+    path = ledger_of(folder, identity)
+    if not path.is_file():
+        log.warning("%s: its ledger is not here, so nothing says that no file was edited", folder)
+        return
+    with Ledger(path, read_only=True) as ledger:
+        sealed = ledger.sealed(identity.id)
+    begun, ended = sealed.begun_with or {}, sealed.ending.files if sealed.ending else {}
+    for wanted in (begun, ended):
+        found = digests(folder, wanted)
+        if edited := sorted(name for name in wanted if found.get(name) != wanted[name]):
+            raise InvalidInput(
+                "run", f"{edited[0]} in {str(folder)!r} is not the file that the run wrote"
+            )
 
 
 def _array(values: Any) -> Array:

@@ -31,6 +31,8 @@ class Holding:
     """The fingerprint of the data set that was divided among them, so that another seed moves
     records about; empty where every client brought its own."""
     block: str = ""
+    person: str = ""
+    """The column that says whose a row is; empty where the unit is no person."""
 
     @property
     def parts(self) -> dict[str, str]:
@@ -40,6 +42,14 @@ class Holding:
     def require_accounts(self, ledger: Ledger) -> None:
         """Refuse clients, blocks and records that would get a second budget in this ledger."""
         ledger.require_own_accounts(self.parts, self.block)
+        others = sorted(ledger.persons() - {self.person})
+        if self.person and others:
+            raise InvalidInput(
+                "data.person",
+                f"is {self.person!r}, but earlier runs on this ledger took persons from "
+                f"{others[0]!r}: what they spent is not what these persons spent. Use the same "
+                "column, or another ledger",
+            )
         if self.pool:
             ledger.require_one_block(self.pool, self.block)
         elif ledger.division(self.block) is None:  # else they take over what was spent

@@ -46,6 +46,7 @@ def _begin(settings: Config, ledger: Ledger, run: str, folder: Path) -> None:
             "data": settings.data.name,
             "algorithm": settings.training.algorithm,
             "folder": folder.name,
+            **({"person": settings.data.person} if settings.data.person else {}),
         },
         files=digests(folder, BEGUN_WITH),
     )
