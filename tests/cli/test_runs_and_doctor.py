@@ -68,8 +68,8 @@ def test_other_states(runs):
         "stopped", "no budget is left",
     )  # fmt: skip
     (runs / "without" / "run.json").write_text("{")
-    assert listed(runs)["open"].state == "broken"
-    assert "run.json" in str(listed(runs)["open"].why)
+    assert listed(runs)["without"].state == "broken"
+    assert "run.json" in str(listed(runs)["without"].why)
 
 
 def test_the_command_lists_runs_for_people_and_programs(runs, capsys, monkeypatch):
@@ -78,7 +78,7 @@ def test_the_command_lists_runs_for_people_and_programs(runs, capsys, monkeypatc
     code, out, _ = command(capsys, "runs", runs)
     assert code == 0
     assert "finished" in out
-    assert f"to go on: udpfl run --resume {runs / 'open'}" in out
+    assert f"to go on: udpfl run --resume {runs / 'without'}" in out
     rows = json.loads(command(capsys, "runs", runs, "--json")[1])
     assert [row["state"] for row in rows] == ["finished", "interrupted"]
     code, out, _ = command(capsys, "runs", runs / "private")  # a run itself
