@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -109,6 +110,15 @@ def test_the_latest_audit_is_shown_and_one_that_refuted_is_never_forgotten(folde
     assert "An audit refuted the claim." in said
     assert "The first one." not in said
     assert "of another run or model" not in said
+
+
+def test_two_epsilons_on_one_page_are_explained(folder):
+    path = kept(folder, FINE)
+    assert "An audit looks at this run alone" not in said_of(folder)
+    plain = json.loads(path.read_text())
+    plain["result"]["epsilon"] = 0.5 * record_of(folder, "summary.json")["privacy"]["epsilon"]
+    path.write_text(json.dumps(plain))
+    assert "An audit looks at this run alone, by the tightest accountant" in said_of(folder)
 
 
 def test_an_audit_of_another_model_is_said_to_be_that(folder):

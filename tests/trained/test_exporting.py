@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import udpfl
+from tests.commands import command
 from tests.trained.conftest import people
 from udpfl import InvalidInput
 from udpfl.trained import export
@@ -73,3 +74,13 @@ def test_refusals(trained, tmp_path):
         export(trained, tmp_path / "model.h5", "keras")
     with pytest.raises(udpfl.UdpflError, match="nowhere"):
         export(trained, tmp_path / "nowhere" / "model.onnx", "state-dict")
+
+
+def test_a_file_name_does_not_decide_the_format(capsys, table_run, tmp_path):
+    code, _, err = command(capsys, "export", table_run, "--out", tmp_path / "model.pt")
+    assert code == 2
+    assert "say which format" in err
+    code, out, _ = command(capsys, "export", table_run, "--format", "state-dict", "--out",
+                           tmp_path / "model.pt")  # fmt: skip
+    assert code == 0
+    assert "inputs [n, 4], outputs [n, 2]" in out

@@ -152,7 +152,7 @@ class PrivacyStatement:
             ("δ", f"{self.delta:g}"),
             ("hides", f"one {self.unit}, {self.neighbours}"),
             ("accountant", self.accountant),
-            *(("rests on", own) for own in self.assumptions),
+            *(("assumes", own.removeprefix("assumes that ")) for own in self.assumptions),
             *(("note", own) for own in self.notes),
         ]
         title = {"guarantee": "Guarantee", "nominal": "Nominal: not a guarantee"}[self.kind]

@@ -9,6 +9,7 @@ import typer
 
 from udpfl.cli._options import Trust, trust_all
 from udpfl.cli._trained import RunArgument
+from udpfl.errors import InvalidInput
 
 _SUFFIX = {"onnx": ".onnx", "torchscript": ".torchscript.pt", "state-dict": ".state-dict.pt"}
 
@@ -16,9 +17,13 @@ _SUFFIX = {"onnx": ".onnx", "torchscript": ".torchscript.pt", "state-dict": ".st
 def export(
     run: RunArgument,
     format_: Annotated[
-        Literal["onnx", "torchscript", "state-dict"],
-        typer.Option("--format", help="What to write; onnx needs the extra `onnx`."),
-    ] = "onnx",
+        Literal["onnx", "torchscript", "state-dict"] | None,
+        typer.Option(
+            "--format",
+            help="What to write: onnx by default, which needs the extra `onnx`.",
+            show_default=False,
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="The file; by default named after the run.", show_default=False),
@@ -28,7 +33,8 @@ def export(
     """Export the model of a run as ONNX, TorchScript, or a state dict for torch.load.
 
     The file holds the privacy statement and how cells become inputs as well: in the metadata of an
-    ONNX file under `udpfl`, in a TorchScript file as `udpfl.json`.
+    ONNX file under `udpfl`, in a TorchScript file as `udpfl.json`. A state dict is stored as
+    `state_dict` beside `udpfl`.
 
     Example:
 
@@ -38,6 +44,9 @@ def export(
     from udpfl.trained import load
 
     trust_all(trust)
+    if format_ is None and out is not None and out.suffix != ".onnx":
+        raise InvalidInput("format", f"say which format {out} shall have: {', '.join(_SUFFIX)}")
+    format_ = format_ or "onnx"
     path = out or Path(f"{run.resolve().name}{_SUFFIX[format_]}")
     trained = load(run)
     write(trained, path, format_)

@@ -20,7 +20,6 @@ from udpfl.data.columns import Categorical, Numeric
 from udpfl.engine import Entropy, Loss
 from udpfl.engine.limits import choose_limits
 from udpfl.federation._calibration import Past, why_nothing_is_claimed
-from udpfl.federation._client_data import declared_sizes
 from udpfl.federation._learning_rate import learning_rate
 from udpfl.federation._opening import check, read_arguments
 from udpfl.federation.admission.holding import read_pasts
@@ -139,7 +138,7 @@ def preview(
             _client(setup, plan, len(part), pasts.get(plan.name))
             for plan, part in zip(plans, setup.parts, strict=True)
         ],
-        public=_public(setup),
+        public=_public(setup, plans),
         assumptions=setup.assumptions,
         ledger=Path(ledger) if ledger else None,
         seconds=_seconds(setup, plans) if is_timed else None,
@@ -184,10 +183,10 @@ def _client(setup: Setup, plan: ReleasePlan, records: int, past: Past | None) ->
     return ClientPreview(plan, records, releases, statement)
 
 
-def _public(setup: Setup) -> list[str]:
+def _public(setup: Setup, plans: Sequence[ReleasePlan]) -> list[str]:
     """What the settings declare, in sentences."""
     config, schema = setup.config, setup.data.schema
-    sizes = sorted(set(declared_sizes(config, setup.data, setup.parts)))
+    sizes = sorted({plan.declared_size for plan in plans})
     span = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
     found = [
         f"sizes of the clients: {span} {'persons' if setup.has_persons else 'records'} "

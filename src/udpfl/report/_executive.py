@@ -99,6 +99,12 @@ def refuted(run: RunRecord) -> bool:
 def _said(run: RunRecord, record: AuditRecord) -> str:
     trials = counted(record.trials, "replay")
     said = f"{record.conclusion} ({record.made[:10]}, {trials} in each world)"
+    claimed = record.result.get("epsilon")
+    if isinstance(claimed, float) and claimed < 0.999 * run.statement.epsilon:
+        said += (
+            " An audit looks at this run alone, by the tightest accountant; the ledger adds up by "
+            "a rule that holds over all its runs, and states more."
+        )
     if record.run != run.identity.id or record.model != model_digest(run.path):
         said += " This audit is of another run or model than the one in this folder."
     return said
