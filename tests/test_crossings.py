@@ -260,7 +260,16 @@ def seeds_of(stages, mechanism):
     return (3, 4) if place == chosen or mechanism not in MECHANISMS else ()
 
 
-@pytest.mark.parametrize("method", METHODS)
+SAME_CLIENTS = (
+    "fedadam", "fedyogi", "fedadagrad", "median", "trimmed-mean", "mode-connectivity",
+)  # fmt: skip
+"""Methods whose clients do what those of fedavg do: only their servers differ."""
+
+
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(own, marks=[pytest.mark.slow] * (own in SAME_CLIENTS)) for own in METHODS],
+)
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.usefixtures("one_thread")
 def test_nobody_changes_more_than_is_charged(method, unit, releases, tmp_path):

@@ -140,6 +140,7 @@ def test_the_stored_tutorial_is_a_whole_and_clean_run():
 
 
 @pytest.mark.skipif(find_spec("nbclient") is None, reason="the docs extra is missing")
+@pytest.mark.slow
 def test_the_tutorial_runs(tmp_path):
     shutil.copy(TUTORIAL, tmp_path)
     code = (

@@ -270,7 +270,7 @@ def test_a_run_is_stated_at_what_its_noise_really_hides(federate):
             assert sum(entry.count for entry in entries) == 4
             assert ledger.budget(account.id) is None
     report = (result.folder / "report.html").read_text()
-    assert "own claim of ε = 1 " in report
+    assert "own claim of ε = 1 " in report.replace("\N{NO-BREAK SPACE}", " ")
     assert "l2 2<" in report
 
 

@@ -298,6 +298,7 @@ def test_an_interrupt_of_a_single_job(monkeypatch, capsys):
     assert (json.loads(out)["found"], json.loads(out)["trained"]) == (1, 1)
 
 
+@pytest.mark.slow
 def test_two_jobs_give_the_same_cells_as_one_and_as_single_runs():
     """Seeded noise, so that the same run is the same to the last digit."""
     seeded = {**BASE, "privacy": {"randomness": "seeded", "mechanism": "gaussian"}}

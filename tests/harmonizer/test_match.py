@@ -297,7 +297,9 @@ class TestSettings:
         with pytest.raises(BudgetExceeded, match="more than the budget of ε = 1;") as refused:
             harmonize([Client("clinic", goal(1.0, 1.0), name)])
         assert "clinic" in str(refused.value)
-        fits = float(re.search(r"reference of ([0-9.]+) it would fit", str(refused.value))[1])
+        fits = float(
+            re.search(r"with noise multiplier ([0-9.]+) it would fit", str(refused.value))[1]
+        )
         (plan,) = harmonize([Client("clinic", goal(fits, 1.0), name)])
         assert plan.calibrated.statement.epsilon <= 1.0
         with pytest.raises(BudgetExceeded):
