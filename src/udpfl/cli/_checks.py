@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from udpfl._version import __version__
+from udpfl.accounting.described import counted
 from udpfl.errors import UdpflError
 
 Status = Literal["ok", "warning", "problem"]
@@ -188,14 +189,10 @@ def _ledger(path: Path) -> Check:
             name, "problem", f"{problems[0]}{more}",
             f"charge nothing to it; `udpfl budget verify {path}` lists every problem",
         )  # fmt: skip
-    held = f"{_counted(charges, 'charge')} of {_counted(clients, 'client')}, hash chain verified"
+    held = f"{counted(charges, 'charge')} of {counted(clients, 'client')}, hash chain verified"
     if not (os.access(file, os.W_OK) and os.access(file.absolute().parent, os.W_OK)):
         return Check(
             name, "warning", f"{held}; it cannot be written",
             "a run cannot charge it: allow writing to the file and to its folder",
         )  # fmt: skip
     return Check(name, "ok", held)
-
-
-def _counted(count: int, word: str) -> str:
-    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"

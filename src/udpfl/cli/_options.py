@@ -9,12 +9,16 @@ import difflib
 import json
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from udpfl.cli._completion import assignments, one_of
+
+if TYPE_CHECKING:
+    from udpfl.data.csv_files import Dialect
 
 DataDir = Annotated[
     Path | None,
@@ -81,6 +85,19 @@ GLOBAL = ("--quiet", "-q", "--verbose", "-v", "--version")
 """Options of the command itself, which come before a verb."""
 _NEAR = 0.8
 """How alike an option and a key have to be: a hint that is wrong is worse than none."""
+
+
+def chosen_dialect(
+    own: Dialect, delimiter: str | None, decimal: str | None, encoding: str | None
+) -> Dialect:
+    """How a file is written: as the options say, and else as `own` does."""
+    tab = "\t" if delimiter in ("\\t", "tab") else delimiter
+    return replace(
+        own,
+        delimiter=tab or own.delimiter,
+        decimal=decimal or own.decimal,
+        encoding=encoding or own.encoding,
+    )
 
 
 def unknown_option(error: Any, arguments: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from udpfl.accounting.described import counted
 from udpfl.accounting.statement import shown
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def _method(found: Preview) -> str:
     steps = (
         f"{training.local_epochs} local epochs"
         if training.local_epochs
-        else f"{training.local_steps} local step{'' if training.local_steps == 1 else 's'}"
+        else counted(training.local_steps, "local step")
     )
     noise = f"accounting {privacy.accounting}" if privacy.enabled else "no privacy"
     return (

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from udpfl.cli._options import chosen_dialect
 from udpfl.data.csv_files import Dialect
 from udpfl.errors import InvalidInput
 
@@ -33,9 +34,7 @@ def dialect_for(
 ) -> Dialect:
     """That of the run, where the options do not say otherwise."""
     table = trained.preprocessing.table
-    own = table.dialect if table else Dialect()
-    tab = "\t" if delimiter in ("\\t", "tab") else delimiter
-    return Dialect(tab or own.delimiter, decimal or own.decimal, encoding or own.encoding)
+    return chosen_dialect(table.dialect if table else Dialect(), delimiter, decimal, encoding)
 
 
 def read_array(path: Path, key: str) -> Any:

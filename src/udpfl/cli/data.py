@@ -25,7 +25,7 @@ from rich.progress import (
 from rich.table import Table
 
 from udpfl.cli._completion import one_of
-from udpfl.cli._options import DataDir
+from udpfl.cli._options import DataDir, chosen_dialect
 from udpfl.data import BUILT_IN, source_of, sources
 from udpfl.data.checking import Finding, findings, presences
 from udpfl.data.csv_files import Dialect, find_files, read_files
@@ -111,13 +111,9 @@ def describe_(
     """
     found = find_files(files, None)
     guessed = guess_dialect(found[0])
-    if delimiter and delimiter == guessed.decimal and decimal is None:
-        decimal = "."
-    dialect = Dialect(
-        "\t" if delimiter in ("\\t", "tab") else delimiter or guessed.delimiter,
-        decimal or guessed.decimal,
-        encoding or guessed.encoding,
-    )
+    if delimiter and delimiter == guessed.decimal:  # what was read off has another delimiter
+        decimal = decimal or "."
+    dialect = chosen_dialect(guessed, delimiter, decimal, encoding)
     columns = describe(read_files(found, dialect), dialect)
     if json_:
         rows = [own.to_dict() for own in columns]

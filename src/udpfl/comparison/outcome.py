@@ -13,6 +13,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
 
+from udpfl.accounting.described import counted
 from udpfl.accounting.statement import PrivacyStatement, largest
 from udpfl.errors import InvalidInput
 from udpfl.harmonizer import Matched
@@ -214,7 +215,7 @@ class Comparison(Sequence[Row]):
         between = f", {self.metric} {min(found):.4f} to {max(found):.4f}" if found else ""
         failed = sum(len(row.failed) for row in self.rows)
         lost = f", {failed} failed" if failed else ""
-        counts = f"{_counted(len(self.rows), 'setting')}, {_counted(len(self.seeds), 'seed')}"
+        counts = f"{counted(len(self.rows), 'setting')}, {counted(len(self.seeds), 'seed')}"
         return f"<Comparison: {counts}{between}{lost}, in {str(self.folder)!r}>"
 
     def _repr_html_(self) -> str:
@@ -304,7 +305,3 @@ def outcome_of(seed: int, run: RunRecord, target: Target | None = None) -> SeedR
 def _costliest(matched: Iterable[Matched | None]) -> Matched | None:
     known = (own for own in matched if own is not None)
     return max(known, key=lambda own: own.own.epsilon, default=None)
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

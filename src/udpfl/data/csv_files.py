@@ -9,9 +9,8 @@ from glob import glob
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from udpfl.data.records import Indices
+from udpfl.data.splits import spans
 from udpfl.errors import InvalidInput
 
 PATH = "data.options.path"
@@ -77,8 +76,7 @@ class Table:
     @property
     def rows_by_file(self) -> list[Indices]:
         """The positions of each file's rows."""
-        ends = np.cumsum([rows for _, rows in self.files])
-        return np.split(np.arange(ends[-1]), ends[:-1])
+        return spans(rows for _, rows in self.files)
 
 
 def find_files(path: Any, directory: Path | None) -> list[Path]:

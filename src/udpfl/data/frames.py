@@ -59,19 +59,22 @@ def is_rows(data: Any) -> bool:
 
 def columns_of(data: Any) -> dict[str, list[Any]]:
     """The columns by name, as Python objects."""
+    columns = {name: _objects(values) for name, values in _named(data).items()}
+    if not columns or not len(next(iter(columns.values()))):
+        raise InvalidInput("data", "at least one record is needed, got an empty table")
+    return columns
+
+
+def _named(data: Any) -> dict[str, Any]:
+    """The columns by name, as they come."""
     if is_frame(data):
         names = [str(name) for name in data.columns]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise InvalidInput("data", f"there are two columns called {twice[0]!r}")
-        named = {str(name): data[name] for name in data.columns}
-    elif isinstance(data, Mapping):
-        named = {str(name): values for name, values in data.items()}
-    else:
-        named = _from_rows(data)
-    columns = {name: _objects(values) for name, values in named.items()}
-    if not columns or not len(next(iter(columns.values()))):
-        raise InvalidInput("data", "at least one record is needed, got an empty table")
-    return columns
+        return {str(name): data[name] for name in data.columns}
+    if isinstance(data, Mapping):
+        return {str(name): values for name, values in data.items()}
+    return _from_rows(data)
 
 
 def _from_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -93,9 +96,12 @@ def _objects(values: Any) -> list[Any]:
 
 def has_arrays(data: Any) -> bool:
     """Whether some column of a table holds arrays, such as images, and not single values."""
-    if is_rows(data):
-        return any(map(_is_array, data[0].values()))
-    return any(_is_array(values[0]) for values in columns_of(data).values())
+    first = data[0].values() if is_rows(data) else map(_first, _named(data).values())
+    return any(map(_is_array, first))
+
+
+def _first(values: Any) -> Any:
+    return next(iter(values), None)
 
 
 def _is_array(value: Any) -> bool:

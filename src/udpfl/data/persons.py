@@ -48,6 +48,10 @@ class PersonRecords(Records):
         there = self.is_there
         return Records(self.inputs[there], self.targets[there])
 
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        return tuple(self.inputs.shape[2:])
+
     def single_rows(self, indices: ArrayLike) -> tuple[Records, Indices]:
         rows = self.subset(indices).rows
         return rows, np.arange(len(rows))

@@ -72,6 +72,11 @@ class Records:
         """Every row by itself; a record is one, unless it is all rows of a person."""
         return self
 
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """The shape of the input of one row."""
+        return tuple(self.inputs.shape[1:])
+
     def single_rows(self, indices: ArrayLike) -> tuple[Records, Indices]:
         """The rows of the chosen records: where they are, and their positions there."""
         return self, np.asarray(indices, dtype=np.int64)
@@ -186,7 +191,7 @@ class DataSet:
     @property
     def input_shape(self) -> tuple[int, ...]:
         """The shape of one input."""
-        return tuple(self.train.rows.inputs.shape[1:])
+        return self.train.row_shape
 
     @property
     def outputs(self) -> int:

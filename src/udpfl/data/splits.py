@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 
 import numpy as np
@@ -95,13 +95,13 @@ def hold_out_groups(
     kept: list[Indices] = []
     held_out: list[Indices] = []
     for client, rows in enumerate(groups):
-        units = list(rows[:, None]) if persons is None else rows_by_person(rows, persons)
-        label = None if targets is None else targets[[own[0] for own in units]]
+        units = None if persons is None else rows_by_person(rows, persons)
+        firsts = rows if units is None else np.array([own[0] for own in units])
+        label = None if targets is None else targets[firsts]
         place = (client,) if len(groups) > 1 else ()
-        for parts, which in zip(
-            (kept, held_out), split(len(units), size, stream(seed, *place), label), strict=True
-        ):
-            parts.append(_joined([units[i] for i in which]))
+        drawn = split(len(firsts), size, stream(seed, *place), label)
+        for parts, which in zip((kept, held_out), drawn, strict=True):
+            parts.append(rows[which] if units is None else _joined([units[i] for i in which]))
     if persons is not None:  # who tests at one client trains at none
         testing = np.unique(persons[np.concatenate(held_out)])
         is_testing = [np.isin(persons[rows], testing) for rows in groups]
@@ -115,6 +115,12 @@ def hold_out_groups(
         count = sum(map(len, groups))
         raise InvalidInput("data.test", f"{size} of {count} records leaves none to test on")
     return kept, held_out
+
+
+def spans(sizes: Iterable[int]) -> list[Indices]:
+    """Where parts of these sizes lie when they are put one after the other."""
+    ends = np.cumsum(list(sizes))
+    return np.split(np.arange(ends[-1]), ends[:-1])
 
 
 def rows_by_person(rows: Indices, persons: Array) -> list[Indices]:

@@ -21,7 +21,7 @@ means or extremes would release them unaccounted.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ from udpfl.data.csv_files import Dialect, Table, find_files, read_files
 from udpfl.data.formats import Source, described_by
 from udpfl.data.options import known
 from udpfl.data.records import Array, DataSet, Indices, Records
-from udpfl.data.splits import hold_out_groups
+from udpfl.data.splits import hold_out_groups, spans
 from udpfl.errors import InvalidInput
 
 log = logging.getLogger(__name__)
@@ -147,11 +147,11 @@ def build(
         test=tested,
         classes=len(schema.labels) or None,
         columns={own: column[train] for own, column in columns.items()},
-        owners=_positions(groups) if clients else None,
+        owners=tuple(spans(map(len, groups))) if clients else None,
         test_columns={own: column[np.concatenate(held_out)] for own, column in columns.items()}
         if held_out
         else {},
-        test_owners=_positions(held_out) if clients and held_out else None,
+        test_owners=tuple(spans(map(len, held_out))) if clients and held_out else None,
         class_names=schema.labels or None,
         schema=schema,
         owner_names=tuple(Path(file).stem for file, _ in table.files) if clients else None,
@@ -188,12 +188,6 @@ def _clients(table: Table, rows: Indices, options: Mapping[str, Any]) -> list[In
                 "data.options.missing", f"every row of {file} has a missing cell: none is left"
             )
     return found
-
-
-def _positions(parts: Sequence[Array]) -> tuple[Indices, ...]:
-    """Where each part lies when all are put together."""
-    ends = np.cumsum([len(own) for own in parts])
-    return tuple(np.split(np.arange(ends[-1]), ends[:-1]))
 
 
 def _warn_of_far_values(schema: Schema, encoded: Encoded) -> None:

@@ -24,7 +24,7 @@ from udpfl.data import frames, table
 from udpfl.data._schema_options import dialect_of, sorted_values
 from udpfl.data.csv_files import Dialect, Table, find_files, read_files
 from udpfl.data.records import Array, DataSet, Indices, Records, Task
-from udpfl.data.splits import hold_out, split, stream
+from udpfl.data.splits import hold_out_groups, spans
 from udpfl.errors import InvalidInput
 
 Pair = tuple[Array, Array]
@@ -231,8 +231,7 @@ def _aligned(columns: Mapping[str, ArrayLike], records: int) -> dict[str, Array]
 
 def _positions(parts: Sequence[Records | None]) -> tuple[Indices, ...]:
     """Where each part lies when all are put together."""
-    ends = np.cumsum([0 if own is None else len(own) for own in parts])
-    return tuple(np.split(np.arange(ends[-1]), ends[:-1]))
+    return tuple(spans(0 if own is None else len(own) for own in parts))
 
 
 def _clients(data: Any) -> list[Pair]:
@@ -370,26 +369,18 @@ def _held_out(
 
     A client with few records may test none.
     """
-
-    def labels(own: Records) -> Array | None:
-        return own.targets if task == "classification" else None
-
-    if len(records) == 1:
-        kept, held_out = hold_out(len(records[0]), size, seed, labels(records[0]))
-        columns, tested_columns = (
-            {key: column[rows] for key, column in extra.items()} for rows in (kept, held_out)
-        )
-        train, tested = records[0].subset(kept), records[0].subset(held_out)
-        return [train], [tested], columns, tested_columns
-    trains: list[Records] = []
-    tests: list[Records | None] = []
-    for client, own in enumerate(records):
-        kept, held_out = split(len(own), size, stream(seed, client), labels(own))
-        trains.append(own.subset(kept))
-        tests.append(own.subset(held_out) if len(held_out) else None)
-    if not any(tests):
-        raise InvalidInput("data.test", f"{size} of each client's records leaves none to test on")
-    return trains, tests, {}, {}
+    everyone = spans(map(len, records))
+    labels = np.concatenate([own.targets for own in records]) if task == "classification" else None
+    kept, held_out = hold_out_groups(everyone, size, seed, labels)
+    trains = [own.subset(k - r[0]) for own, r, k in zip(records, everyone, kept, strict=True)]
+    tests = [
+        own.subset(h - r[0]) if len(h) else None
+        for own, r, h in zip(records, everyone, held_out, strict=True)
+    ]
+    columns, tested_columns = (
+        {key: column[rows[0]] for key, column in extra.items()} for rows in (kept, held_out)
+    )
+    return trains, tests, columns, tested_columns
 
 
 def _together(several: Sequence[Records | None]) -> Records:

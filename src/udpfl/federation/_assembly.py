@@ -11,7 +11,6 @@ import torch
 
 from udpfl.algorithms import OwnNoise
 from udpfl.engine import Entropy, Keyed, PrivateStream
-from udpfl.engine.limits import choose_limits
 from udpfl.errors import LedgerError
 from udpfl.federation._calibration import why_nothing_is_claimed
 from udpfl.federation._learning_rate import learning_rate
@@ -107,14 +106,8 @@ class Assembly:
     def clients(self) -> InProcessClients:
         """The client half."""
         setup, training = self.setup, self.setup.config.training
-        limits = choose_limits(
-            training.lanes,
+        limits = setup.limits(
             lanes=max(len(chosen) for chosen in self.selection.schedule),
-            dimension=setup.model.layout.dimension,
-            bytes_per_sample=setup.bytes_per_sample,
-            memory=training.memory << 20,
-            chunk=training.chunk,
-            device=setup.device,
             threads=1 if self.protection else torch.get_num_threads(),
         )
         return InProcessClients(

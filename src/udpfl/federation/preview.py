@@ -18,7 +18,6 @@ from udpfl.accounting.events import Composed, leaves
 from udpfl.config import Config
 from udpfl.data.columns import Categorical, Numeric
 from udpfl.engine import Entropy, Loss
-from udpfl.engine.limits import choose_limits
 from udpfl.federation._calibration import Past, why_nothing_is_claimed
 from udpfl.federation._learning_rate import learning_rate
 from udpfl.federation._opening import check, read_arguments
@@ -216,16 +215,7 @@ def _seconds(setup: Setup, plans: Sequence[ReleasePlan]) -> float | None:
     chosen = tuple(i for i in chosen if plans[i].rounds)
     if not chosen:
         return None
-    limits = choose_limits(
-        training.lanes,
-        lanes=len(chosen),
-        dimension=setup.model.layout.dimension,
-        bytes_per_sample=setup.bytes_per_sample,
-        memory=training.memory << 20,
-        chunk=training.chunk,
-        device=setup.device,
-        threads=torch.get_num_threads(),
-    )
+    limits = setup.limits(len(chosen), torch.get_num_threads())
     algorithm = setup.algorithm
     trainer = Trainer("preview", setup.trained_model, *setup.train, algorithm, Entropy(), limits)
     server = Server(algorithm, setup.start, learning_rate=partial(learning_rate, training))

@@ -20,7 +20,8 @@ from udpfl.data.persons import (
     test_persons,
 )
 from udpfl.data.records import Indices, Records
-from udpfl.engine import LaneModel, Loss
+from udpfl.engine import LaneModel, Limits, Loss
+from udpfl.engine.limits import choose_limits
 from udpfl.federation._calibration import NO_PASTS, Past, plan_releases
 from udpfl.federation._client_data import (
     assumptions,
@@ -184,6 +185,20 @@ class Setup:
             persons = test_persons(self.data, str(self.config.data.person))
             tried = self._on_device(persons, "data.test")
         return self.trained_model.check(self.start, *tried)
+
+    def limits(self, lanes: int, threads: int) -> Limits:
+        """How much is computed at once, where so many clients train together."""
+        training = self.config.training
+        return choose_limits(
+            training.lanes,
+            lanes=lanes,
+            dimension=self.model.layout.dimension,
+            bytes_per_sample=self.bytes_per_sample,
+            memory=training.memory << 20,
+            chunk=training.chunk,
+            device=self.device,
+            threads=threads,
+        )
 
     def show_public_records(self) -> None:
         """Let the method's server half learn from the public records."""

@@ -7,8 +7,6 @@ under a host name of its own (DNS rebinding), because the header Host is checked
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import secrets
 import threading
@@ -21,6 +19,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from udpfl.errors import InvalidInput
+from udpfl.report.page import asset, source_hash
 
 Since = Callable[[int], Mapping[str, Any]]
 """What a page that has so many rows does not know yet; `state` says whether more will come."""
@@ -136,18 +135,13 @@ _HOSTS = ("127.0.0.1", "localhost")
 def document() -> tuple[str, str]:
     """The page, and the policy that lets its own script and styles run and nothing else."""
     here = files("udpfl.live")
-    script = (here / "page.js").read_text(encoding="utf-8")
-    shared = (files("udpfl.report") / "style.css").read_text(encoding="utf-8")
-    style = shared + (here / "page.css").read_text(encoding="utf-8")
+    script = asset("elements.js") + (here / "page.js").read_text(encoding="utf-8")
+    style = asset("style.css") + (here / "page.css").read_text(encoding="utf-8")
     text = (here / "page.html").read_text(encoding="utf-8")
     page = text.replace("/*style*/", style).replace("/*script*/", script)
     policy = (
-        f"default-src 'none'; script-src 'sha256-{_digest(script)}'; connect-src 'self'; "
-        f"style-src 'sha256-{_digest(style)}'; base-uri 'none'; form-action 'none'; "
+        f"default-src 'none'; script-src 'sha256-{source_hash(script)}'; connect-src 'self'; "
+        f"style-src 'sha256-{source_hash(style)}'; base-uri 'none'; form-action 'none'; "
         "frame-ancestors 'none'; img-src data:"
     )
     return page, policy
-
-
-def _digest(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

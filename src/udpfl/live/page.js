@@ -8,29 +8,13 @@
   const rows = [];
   let about = { state: "preparing", clients: [] };
 
-  const svg = (parent, name, attributes, text) => {
-    const node = document.createElementNS("http://www.w3.org/2000/svg", name);
-    for (const [key, value] of Object.entries(attributes || {})) node.setAttribute(key, value);
-    if (text !== undefined) node.textContent = text;
-    parent.append(node);
-    return node;
-  };
-  const html = (parent, name, className, text) => {
-    const node = document.createElement(name);
-    if (className) node.className = className;
-    if (text !== undefined) node.textContent = text;
-    parent.append(node);
-    return node;
-  };
+  const { svg, html, digits, roundedUp, ticks } = window.udpfl;
 
-  // Numbers for people. An epsilon is rounded up, so that what is shown holds as well.
-  const digits = (value, count) => String(Number(value.toPrecision(count)));
+  // Numbers for people.
   const epsilonOf = (value) => {
     if (value === null || value === undefined) return "–";
     if (value === "inf") return "∞";
-    if (value <= 0) return "0";
-    const unit = 10 ** (Math.floor(Math.log10(value)) - 3);
-    return digits(Math.ceil(value / unit - 1e-6) * unit, 4);
+    return value <= 0 ? "0" : roundedUp(value);
   };
   const numberOf = (value) => (typeof value === "number" ? value : null);
   const inWords = (seconds) => {
@@ -38,16 +22,6 @@
     if (whole < 60) return `${whole} s`;
     if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
     return `${Math.floor(whole / 3600)} h ${Math.floor(whole % 3600 / 60)} min`;
-  };
-
-  const ticks = (low, high, wanted, whole) => {
-    const rough = (high - low) / wanted || 1;
-    const power = 10 ** Math.floor(Math.log10(rough));
-    const steps = [1, 2, 5, 10].map((m) => m * power).filter((s) => !whole || Number.isInteger(s));
-    const step = steps.find((s) => s >= rough * 0.999) || 1;
-    const found = [];
-    for (let n = Math.ceil(low / step - 1e-9); n * step <= high + step * 1e-9; n++) found.push(n * step);
-    return found;
   };
 
   // One chart: a figure with a heading, the last value beside it, and lines over rounds.

@@ -5,23 +5,9 @@
   const DASHES = { solid: "none", dashed: "7 4", dotted: "2 3" };
   const charts = JSON.parse(document.getElementById("report-data").textContent);
 
-  const svg = (parent, name, attributes, text) => {
-    const node = document.createElementNS("http://www.w3.org/2000/svg", name);
-    for (const [key, value] of Object.entries(attributes || {})) node.setAttribute(key, value);
-    if (text !== undefined) node.textContent = text;
-    parent.append(node);
-    return node;
-  };
-  const html = (parent, name, className, text) => {
-    const node = document.createElement(name);
-    if (className) node.className = className;
-    if (text !== undefined) node.textContent = text;
-    parent.append(node);
-    return node;
-  };
+  const { svg, html, digits, roundedUp, stepOf, ticks } = window.udpfl;
 
-  // Numbers for people. An epsilon is rounded up, so that what is shown holds as well.
-  const digits = (value, count) => String(Number(value.toPrecision(count)));
+  // Numbers for people.
   const grouped = (text) => {
     const [whole, rest] = text.split(".");
     const spaced = whole.length > 4 && !/e/.test(text)
@@ -31,29 +17,12 @@
   const said = (value, format) => {
     if (value === null || value === undefined) return "–";
     if (format === "percent") return `${digits(100 * value, 4)} %`;
-    if (format === "epsilon" && value > 0) {
-      const unit = 10 ** (Math.floor(Math.log10(value)) - 3);
-      return grouped(digits(Math.ceil(value / unit - 1e-6) * unit, 4));
-    }
+    if (format === "epsilon" && value > 0) return grouped(roundedUp(value));
     return grouped(digits(value, 4));
   };
   const tick = (value, format) =>
     format === "percent" ? `${digits(100 * value, 3)} %` : grouped(digits(value, 3));
 
-  const stepOf = (low, high, wanted, whole) => {
-    const rough = (high - low) / wanted || 1;
-    const power = 10 ** Math.floor(Math.log10(rough));
-    const steps = [1, 2, 2.5, 5, 10].map((m) => m * power);
-    return steps.find((s) => s >= rough * 0.999 && (!whole || Number.isInteger(s)));
-  };
-  const ticks = (low, high, wanted, whole) => {
-    const step = stepOf(low, high, wanted, whole) || 1;
-    const found = [];
-    for (let n = Math.ceil(low / step - 1e-9); n * step <= high + step * 1e-9; n++) {
-      found.push(n * step);
-    }
-    return found;
-  };
   const decades = (low, high) => {
     const found = [];
     const last = Math.ceil(Math.log10(high) - 1e-9);
@@ -367,7 +336,7 @@
     }
   }
 
-  window.udpfl = { Plot, svg, html, said, DASHES };  // for the page that compares
+  Object.assign(window.udpfl, { Plot, said, DASHES });  // for the page that compares
 
   document.querySelectorAll("figure[data-chart]").forEach((figure) => {
     const chart = charts.find((one) => one.id === figure.dataset.chart);

@@ -92,11 +92,13 @@ def _card(chart: Chart) -> str:
 
 
 @cache
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """A style or a script of the pages."""
     return (files("udpfl.report") / name).read_text(encoding="utf-8")
 
 
-def _hash(source: str) -> str:
+def source_hash(source: str) -> str:
+    """What a policy calls a style or a script that may be used."""
     return base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
 
 
@@ -106,15 +108,15 @@ def document(
     charts: Sequence[Chart],
     *,
     styles: Sequence[str] = ("style.css", "print.css"),
-    scripts: Sequence[str] = ("charts.js",),
+    scripts: Sequence[str] = ("elements.js", "charts.js"),
     data: str = "",
 ) -> str:
     """A page with its styles and scripts inside; `data` is JSON for the scripts, as an element."""
-    style = "\n".join(map(_asset, styles))
-    sources = [_asset(name) for name in scripts]
-    allowed = " ".join(f"'sha256-{_hash(source)}'" for source in sources)
+    style = "\n".join(map(asset, styles))
+    sources = [asset(name) for name in scripts]
+    allowed = " ".join(f"'sha256-{source_hash(source)}'" for source in sources)
     policy = (
-        f"default-src 'none'; style-src 'sha256-{_hash(style)}'; "
+        f"default-src 'none'; style-src 'sha256-{source_hash(style)}'; "
         f"script-src {allowed}; img-src data:; base-uri 'none'; form-action 'none'"
     )
     return (

@@ -83,7 +83,7 @@ def settings_page(
         body,
         (),
         styles=("style.css", "print.css", "comparison.css"),
-        scripts=("charts.js", "comparison.js"),
+        scripts=("elements.js", "charts.js", "comparison.js"),
         data=data,
     )
 
