@@ -13,6 +13,7 @@ import udpfl
 from udpfl import InvalidInput
 from udpfl.config import load
 from udpfl.data import DataSet, Records
+from udpfl.data.splits import hold_out_groups
 from udpfl.engine import NormClipper
 from udpfl.federation import Setup
 
@@ -84,6 +85,12 @@ def test_a_person_is_on_one_side_of_every_division(table):
         sum(map(len, names)) == len(set.union(*names)) == len({r["patient"] for r in cells(table)})
     )
     assert [len(part) for part in setup.parts] == [len(own) for own in names[:3]]
+
+
+def test_a_share_of_the_persons_is_held_out_not_of_their_rows():
+    persons = np.repeat(np.arange(10), 4)
+    kept, held_out = hold_out_groups([np.arange(40)], 0.2, seed=0, persons=persons)
+    assert [len(set(persons[rows])) for rows in (*kept, *held_out)] == [8, 2]
 
 
 def test_the_same_name_at_two_sites_is_hidden_at_each(table):
