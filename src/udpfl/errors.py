@@ -44,6 +44,10 @@ class BudgetExceeded(UdpflError):
     """An answer would cost more than its client's budget has left. Nothing was stored or sent."""
 
 
+class Refused(UdpflError):
+    """A request that the policy of a site does not allow. Nothing was trained, nothing charged."""
+
+
 class LedgerError(UdpflError):
     """The ledger cannot be read or written, or does not hold together. Nothing was released."""
 

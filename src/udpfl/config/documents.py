@@ -1,4 +1,7 @@
-"""What a configuration may hold, for people and for programs, told from the models themselves."""
+"""What a configuration may hold, for people and for programs, told from the models themselves.
+
+The same for other files that are made of sections, such as the policy of a site.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ from typing import Any
 
 import tomli_w
 
-from udpfl.config.models import SECTIONS, Config
+from udpfl.config.models import Config
+from udpfl.config.section import Section
 
 
 def schema() -> dict[str, Any]:
@@ -18,24 +22,25 @@ def schema() -> dict[str, Any]:
     return Config.model_json_schema()
 
 
-def example() -> str:
-    """A configuration with every key at its default, explained in comments."""
-    lines = ["# Every key, at its default."]
-    for key, field in known_keys().items():
+def example(kind: type[Section] = Config, title: str = "Every key, at its default.") -> str:
+    """A file with every key at its default, explained in comments; of others with an example."""
+    sections = sections_of(kind)
+    lines = _comment(title)
+    for key, field in known_keys(kind).items():
         section, _, name = key.rpartition(".")
-        if key in SECTIONS:
+        if key in sections:
             continue
         if section and f"[{section}]" not in lines:
-            about = inspect.getdoc(SECTIONS[section]) or ""
+            about = inspect.getdoc(sections[section]) or ""
             lines += ["", *_comment(about.replace("\n\n", " ")), f"[{section}]"]
-        default = field["default"]
-        unset = "; not set by default" if default is None else ""
+        shown = field.get("default", field.get("examples", [None])[0])
+        unset = "; not set by default" if shown is None else ""
         lines += ["", *_comment(field["description"])]
         lines += _comment(f"Allowed: {allowed(field)}{unset}.")
         lines.append(
             f"# {_assignment(name, field['examples'][0])}"
-            if default is None
-            else _assignment(name, default)
+            if shown is None
+            else _assignment(name, shown)
         )
     return "\n".join(lines) + "\n"
 
@@ -45,20 +50,37 @@ def _comment(text: str) -> list[str]:
 
 
 def _assignment(name: str, value: Any) -> str:
-    if not isinstance(value, dict):
-        return tomli_w.dumps({name: value}).strip()
-    inner = ", ".join(_assignment(key, own) for key, own in value.items())
-    return f"{name} = {{ {inner} }}" if inner else f"{name} = {{}}"
+    return f"{name} = {_written(value)}"
+
+
+def _written(value: Any) -> str:
+    """A value in one line."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_written, value))}]"
+    if isinstance(value, dict):
+        inner = ", ".join(_assignment(key, own) for key, own in value.items())
+        return f"{{ {inner} }}" if inner else "{}"
+    return tomli_w.dumps({"value": value}).strip().removeprefix("value = ")
 
 
 @functools.cache
-def known_keys() -> dict[str, dict[str, Any]]:
+def known_keys(kind: type[Section] = Config) -> dict[str, dict[str, Any]]:
     """The JSON schema of every key, sections included, by its dotted name."""
-    keys = dict(Config.model_json_schema()["properties"])
-    for section, model in SECTIONS.items():
+    keys = dict(kind.model_json_schema()["properties"])
+    for section, model in sections_of(kind).items():
         for name, field in model.model_json_schema()["properties"].items():
             keys[f"{section}.{name}"] = field
     return keys
+
+
+def sections_of(kind: type[Section]) -> dict[str, type[Section]]:
+    """The keys of a file that are tables with keys of their own."""
+    kinds = {name: field.annotation for name, field in kind.model_fields.items()}
+    return {
+        name: own
+        for name, own in kinds.items()
+        if isinstance(own, type) and issubclass(own, Section)
+    }
 
 
 def allowed(field: Mapping[str, Any], noun: str = "a {}") -> str:

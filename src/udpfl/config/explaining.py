@@ -1,4 +1,7 @@
-"""What is wrong with a configuration, in words: the key, the value, and what would be right."""
+"""What is wrong with a configuration, in words: the key, the value, and what would be right.
+
+The same for other files that are made of sections, such as the policy of a site.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from udpfl.config.documents import allowed, known_keys
-from udpfl.config.section import Unknown, refusal
+from udpfl.config.documents import allowed, known_keys, sections_of
+from udpfl.config.models import Config
+from udpfl.config.section import Section, Unknown, refusal
 from udpfl.errors import InvalidInput
 
 # What other libraries call our keys.
@@ -33,9 +37,11 @@ SYNONYMS = {
 }
 
 
-def explained(error: ValidationError, values: Mapping[str, Any]) -> InvalidInput:
-    """One error for all that is wrong with the values."""
-    keys = known_keys()
+def explained(
+    error: ValidationError, values: Mapping[str, Any], kind: type[Section] = Config
+) -> InvalidInput:
+    """One error for all that is wrong with the values of such a file."""
+    keys = known_keys(kind)
     problems: dict[str, str] = {}
     for one in error.errors(include_url=False):
         cause = one.get("ctx", {}).get("error")
@@ -48,7 +54,10 @@ def explained(error: ValidationError, values: Mapping[str, Any]) -> InvalidInput
             deeper = f"{key}.{part}".removeprefix(".")
             key = deeper if deeper in keys else key
         if one["type"] == "extra_forbidden":
-            problems.update(_unknown(f"{key}.{one['loc'][-1]}".removeprefix("."), one["input"]))
+            unknown = f"{key}.{one['loc'][-1]}".removeprefix(".")
+            problems.update(_unknown(unknown, one["input"], kind))
+        elif one["type"] == "missing":
+            problems[_key(one["loc"])] = "is missing, and has no default"
         elif one["type"] == "invalid_key":
             problems[key or "config"] = f"keys must be text, got {one['input']!r}"
         elif cause is not None:
@@ -61,31 +70,41 @@ def explained(error: ValidationError, values: Mapping[str, Any]) -> InvalidInput
     return refusal((key, why) for key, why in problems.items() if key not in inner)
 
 
-def _unknown(key: str, value: Any) -> Iterator[tuple[str, str]]:
+def _key(location: tuple[int | str, ...]) -> str:
+    """The dotted name of a key that is not there."""
+    return ".".join(str(part) for part in location)
+
+
+def _unknown(key: str, value: Any, kind: type[Section]) -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping) and value:
         for name, inner in value.items():
-            yield from _unknown(f"{key}.{name}", inner)
+            yield from _unknown(f"{key}.{name}", inner, kind)
         return
-    yield key, Unknown(f"unknown key (value {value!r}); {hint(key)}")
+    yield key, Unknown(f"unknown key (value {value!r}); {hint(key, kind)}")
 
 
-def hint(key: str) -> str:
+def hint(key: str, kind: type[Section] = Config) -> str:
     """What to write in place of a key that there is not."""
+    known = known_keys(kind)
     table, dot, option = key.partition(".")
     if table == "options" and dot and option:
-        options = [f"{known}.{option}" for known in known_keys() if known.endswith(".options")]
+        options = [f"{own}.{option}" for own in known if own.endswith(".options")]
         return f"did you mean {', '.join(options[::-1])}?"
-    near = nearest(key)
-    return f"did you mean {near}?" if near else "`udpfl config example` shows all keys"
+    if near := nearest(key, kind):
+        return f"did you mean {near}?"
+    if kind is Config:
+        return "`udpfl config example` shows all keys"
+    return f"known keys are {', '.join(own for own in known if own not in sections_of(kind))}"
 
 
-def nearest(key: str) -> str | None:
+def nearest(key: str, kind: type[Section] = Config) -> str | None:
     """The key that was probably meant: its last part decides, the section breaks ties."""
     leaf = key.rpartition(".")[2].replace("-", "_").lower()
-    if leaf in SYNONYMS:
+    if kind is Config and leaf in SYNONYMS:
         return SYNONYMS[leaf]
-    leaves = [known.rpartition(".")[2] for known in known_keys()]
+    keys = known_keys(kind)
+    leaves = [known.rpartition(".")[2] for known in keys]
     found = difflib.get_close_matches(leaf, leaves, n=1)
-    same = [known for known in known_keys() if known.rpartition(".")[2] in found]
+    same = [known for known in keys if known.rpartition(".")[2] in found]
     return max(same, key=lambda known: difflib.SequenceMatcher(None, key, known).ratio(),
                default=None)  # fmt: skip

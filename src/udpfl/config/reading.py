@@ -23,19 +23,19 @@ log = logging.getLogger(__name__)
 Layer = str | Path | Mapping[str, Any] | Config
 
 
-def read(path: str | Path) -> dict[str, Any]:
-    """The tables of a TOML file, not yet checked."""
+def read(path: str | Path, parameter: str = "config") -> dict[str, Any]:
+    """The tables of a TOML file, not yet checked; `parameter` is what a refusal is about."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise InvalidInput("config", f"there is no file {str(path)!r}") from None
+        raise InvalidInput(parameter, f"there is no file {str(path)!r}") from None
     except UnicodeDecodeError:
-        raise InvalidInput("config", f"{path} is not UTF-8 text") from None
+        raise InvalidInput(parameter, f"{path} is not UTF-8 text") from None
     except OSError as error:
-        raise InvalidInput("config", f"cannot read {path}: {error.strerror}") from None
+        raise InvalidInput(parameter, f"cannot read {path}: {error.strerror}") from None
     if Path(path).suffix.lower() in (".csv", ".tsv"):
         raise InvalidInput(
-            "config", f"{path} is a table: `udpfl init {path}` writes a configuration for it"
+            parameter, f"{path} is a table: `udpfl init {path}` writes a configuration for it"
         )
     try:
         return tomllib.loads(text)
@@ -43,7 +43,7 @@ def read(path: str | Path) -> dict[str, Any]:
         reason, _, place = str(error).rpartition(" (at ")
         found = re.match(r"line (\d+)", place)
         line = found[1] if found else max(1, len(text.splitlines()))
-        raise InvalidInput("config", f"{path} line {line}: {reason}") from None
+        raise InvalidInput(parameter, f"{path} line {line}: {reason}") from None
 
 
 def apply(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:

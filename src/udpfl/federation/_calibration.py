@@ -26,29 +26,13 @@ from udpfl.engine.counting import SENSITIVITY as COUNTED
 from udpfl.errors import InvalidInput, Unsupported
 from udpfl.federation._matching import matched_in, references_of, with_reference
 from udpfl.federation._own_noise import own_noise
-from udpfl.federation.plan import ReleasePlan
+from udpfl.federation.plan import Past, ReleasePlan
 from udpfl.federation.selection import Schedule
 from udpfl.harmonizer import Choice, Client, ClientPlan, Setting, choose, harmonize
 from udpfl.mechanisms import BUILT_IN, Gaussian, Mechanism, Randomiser
 from udpfl.plugins import own_mechanism
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Past:
-    """What a ledger that runs share knows of a client before a run is planned."""
-
-    rule: Filter
-    """How its releases are added up."""
-    budget: Budget | None
-    held: Event | None = None
-    """What it has spent and reserved, for which the budget has to pay as well."""
-
-    @property
-    def history(self) -> list[Event]:
-        """The same as a list."""
-        return [] if self.held is None else [self.held]
 
 
 MakePlans = Callable[[Schedule, Mapping[str, Past]], list[ReleasePlan]]
@@ -67,18 +51,21 @@ def plan_releases(
     algorithm: Algorithm,
     names: Sequence[str] | None = None,
     pasts: Mapping[str, Past] = NO_PASTS,
+    *,
+    others: Sequence[int] = (),
 ) -> list[ReleasePlan]:
     """Calibrate every client's noise to its own budget and its own number of releases.
 
-    `sizes` are the declared ones. A client with a past on a ledger is planned by that ledger's
-    rule, and the budget there has to pay for all that the past holds as well.
+    `sizes` are the declared ones, and `others` those of clients that are planned elsewhere. A
+    client with a past on a ledger is planned by that ledger's rule, and the budget there has to pay
+    for all that the past holds as well.
     """
     names = names or [f"client-{i}" for i in range(len(sizes))]
     drafts = _drafts(config, sizes, names, schedule, algorithm)
     if not config.privacy.enabled:
         return drafts
     try:
-        if noise := own_noise(config, algorithm, sizes, dimension):
+        if noise := own_noise(config, algorithm, [*sizes, *others], dimension):
             return _prescribed(config.privacy, noise, drafts, dimension)
         return _Calibration(config, schedule, dimension, algorithm, pasts).plans(drafts)
     except InvalidInput as error:  # under the configuration key that the value came from

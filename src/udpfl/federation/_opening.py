@@ -133,8 +133,17 @@ def _advise(settings: Config) -> None:
         )
 
 
-def begin_folder(setup: Setup, plans: Sequence[ReleasePlan], unclaimed: str | None) -> RunFolder:
-    """A new folder with all that a run begins with."""
+def begin_folder(
+    setup: Setup,
+    plans: Sequence[ReleasePlan],
+    unclaimed: str | None,
+    run: str | None = None,
+    proposal: str | None = None,
+) -> RunFolder:
+    """A new folder with all that a run begins with.
+
+    `run` is its id, where a server gave it, and `proposal` what that server proposed.
+    """
     settings, now = setup.config, datetime.now().astimezone()
     name = f"{settings.data.name}-{settings.training.algorithm}".replace(":", "-")
     default = Path("runs") / f"{name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
@@ -143,9 +152,11 @@ def begin_folder(setup: Setup, plans: Sequence[ReleasePlan], unclaimed: str | No
     folder.write_clients([plan.to_row() for plan in plans])
     folder.write_records(setup.parts, setup.public, setup.data)
     folder.write_preprocessing(Preprocessing.of(setup.data))
+    if proposal is not None:
+        folder.write_proposal(proposal)
     shared = settings.privacy.ledger
     identity = Identity(
-        id=secrets.token_hex(8),
+        id=run or secrets.token_hex(8),
         privacy=_claim(settings, unclaimed),
         server_adds_noise=setup.algorithm.trusts_server,
         task=setup.data.task,

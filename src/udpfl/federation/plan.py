@@ -14,6 +14,7 @@ from typing import Any
 from udpfl.accounting import Composed, Release, Repeated
 from udpfl.accounting.budget import Budget
 from udpfl.accounting.events import Event, Unit, leaves, message_of
+from udpfl.accounting.filter import Filter
 from udpfl.accounting.randomised import Randomised
 from udpfl.accounting.serial import event_from_dict, event_to_dict
 from udpfl.errors import InvalidInput
@@ -206,6 +207,22 @@ class ReleasePlan:
             "budget": None if row.budget is None else Budget(*row.budget),
         }
         return cls(**{**plain, **own})
+
+
+@dataclass(frozen=True)
+class Past:
+    """What a ledger that runs share knows of a client before a run is planned."""
+
+    rule: Filter
+    """How its releases are added up."""
+    budget: Budget | None
+    held: Event | None = None
+    """What it has spent and reserved, for which the budget has to pay as well."""
+
+    @property
+    def history(self) -> list[Event]:
+        """The same as a list."""
+        return [] if self.held is None else [self.held]
 
 
 def _plain(release: Release | Randomised | None) -> dict[str, Any] | None:

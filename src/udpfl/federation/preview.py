@@ -18,12 +18,12 @@ from udpfl.accounting.events import Composed, leaves
 from udpfl.config import Config
 from udpfl.data.columns import Categorical, Numeric
 from udpfl.engine import Entropy, Loss
-from udpfl.federation._calibration import Past, why_nothing_is_claimed
+from udpfl.federation._calibration import why_nothing_is_claimed
 from udpfl.federation._learning_rate import learning_rate
 from udpfl.federation._opening import check, read_arguments
 from udpfl.federation.admission.holding import read_pasts
 from udpfl.federation.local_training import Trainer
-from udpfl.federation.plan import ReleasePlan
+from udpfl.federation.plan import Past, ReleasePlan
 from udpfl.federation.server import Server
 from udpfl.federation.setup import Setup
 

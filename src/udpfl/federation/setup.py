@@ -22,7 +22,7 @@ from udpfl.data.persons import (
 from udpfl.data.records import Indices, Records
 from udpfl.engine import LaneModel, Limits, Loss
 from udpfl.engine.limits import choose_limits
-from udpfl.federation._calibration import NO_PASTS, Past, plan_releases
+from udpfl.federation._calibration import NO_PASTS, plan_releases
 from udpfl.federation._client_data import (
     assumptions,
     client_names,
@@ -47,7 +47,7 @@ from udpfl.federation.builders import (
 )
 from udpfl.federation.evaluation import Evaluation, evaluate
 from udpfl.federation.persons import apply_to_rows, sum_over_rows
-from udpfl.federation.plan import ReleasePlan
+from udpfl.federation.plan import Past, ReleasePlan
 from udpfl.federation.selection import Schedule, draw_schedule
 from udpfl.federation.stage_builder import own_stages, sum_noise
 

@@ -65,6 +65,11 @@ class LedgerReader:
             yield
 
     @property
+    def path(self) -> Path:
+        """Its file."""
+        return self._file.path
+
+    @property
     def is_new(self) -> bool:
         """Whether there was no ledger before this one was opened."""
         return self._file.is_new

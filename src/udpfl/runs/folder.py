@@ -4,6 +4,7 @@ config.toml          the resolved configuration
 run.json             version, identity, and whether the run is private
 participants.json    what each client declares, and its noise
 preprocessing.json   columns, scale, categories and labels: what new records need
+proposal.json        what the server proposed, in the folder of one site of a deployment
 records.npz          the record indices of each client, of the test and of the public split
 metrics.jsonl        one line per round
 charged.log          the ledger's last charge after every round, on disk before a message is used
@@ -155,6 +156,10 @@ class RunFolder:
         """What new records need before the model."""
         write_json(self.path / names.PREPROCESSING, preprocessing.to_dict())
 
+    def write_proposal(self, text: str) -> None:
+        """What a server proposed to a site, as JSON."""
+        write_whole(self.path / names.PROPOSAL, text.encode())
+
     def write_evaluation(self, evaluation: FinalEvaluation) -> None:
         """The final model on the test split."""
         write_json(self.path / names.EVALUATION, evaluation.to_dict())
@@ -300,6 +305,7 @@ def _free(path: Path) -> bool:
         names.CLIENTS,
         names.RECORDS,
         names.PREPROCESSING,
+        names.PROPOSAL,
         names.CHECKPOINTS,
     }
 

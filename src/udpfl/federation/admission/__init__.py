@@ -4,9 +4,9 @@
 `require_charges` holds a run that goes on to what it was charged for.
 """
 
-from udpfl.federation.admission.fitting import plan_within
+from udpfl.federation.admission.fitting import past_of_client, plan_within
 from udpfl.federation.admission.holding import Holding
 from udpfl.federation.admission.reserving import admit
 from udpfl.federation.admission.resuming import require_charges
 
-__all__ = ["Holding", "admit", "plan_within", "require_charges"]
+__all__ = ["Holding", "admit", "past_of_client", "plan_within", "require_charges"]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from udpfl.accounting.events import Unit, basis
 from udpfl.config import PrivacyConfig, per_client
 from udpfl.errors import InvalidInput
-from udpfl.federation._calibration import Past
+from udpfl.federation.plan import Past
 from udpfl.federation.selection import list_names
 
 log = logging.getLogger(__name__)

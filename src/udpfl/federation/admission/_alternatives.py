@@ -14,9 +14,9 @@ from udpfl.errors import (
     UdpflError,
     Unsupported,
 )
-from udpfl.federation._calibration import MakePlans, Past
+from udpfl.federation._calibration import MakePlans
 from udpfl.federation.admission.holding import Known
-from udpfl.federation.plan import ReleasePlan
+from udpfl.federation.plan import Past, ReleasePlan
 from udpfl.federation.selection import Schedule, list_names
 
 _MOST_NOISE = 10

@@ -17,11 +17,11 @@ from udpfl.errors import (
     BudgetExceeded,
     Infeasible,
 )
-from udpfl.federation._calibration import MakePlans, Past
+from udpfl.federation._calibration import MakePlans
 from udpfl.federation.admission._account_terms import require_same_unit, tell_of_deltas
 from udpfl.federation.admission._alternatives import explain_refusal, fits_budget
 from udpfl.federation.admission.holding import Holding, read_pasts, require_alike, require_apart
-from udpfl.federation.plan import ReleasePlan
+from udpfl.federation.plan import Past, ReleasePlan
 from udpfl.federation.selection import Schedule, list_names
 
 log = logging.getLogger(__name__)
@@ -63,6 +63,20 @@ def plan_within(
     if known.have_moved:
         require_alike(plans)
     return plans
+
+
+def past_of_client(settings: Config, holding: Holding) -> Past | None:
+    """What a shared ledger knows of the only client; None where the run has its own ledger.
+
+    Raises:
+        InvalidInput: Releases of this run cannot be added to those that were charged before.
+    """
+    if settings.privacy.ledger is None:
+        return None
+    pasts = read_pasts(settings.privacy, Path(settings.privacy.ledger), holding).pasts
+    require_same_unit(settings.privacy, pasts)
+    ((_, past),) = pasts.items()
+    return past
 
 
 def _plan_with_more_noise(

@@ -14,8 +14,7 @@ from udpfl.errors import (
     InvalidInput,
     LedgerError,
 )
-from udpfl.federation._calibration import Past
-from udpfl.federation.plan import ReleasePlan
+from udpfl.federation.plan import Past, ReleasePlan
 from udpfl.ledger.divisions import Takeover
 from udpfl.ledger.ledger import Ledger
 

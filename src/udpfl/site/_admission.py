@@ -1,0 +1,173 @@
+"""May a site take part in a run? Settings, method, model, noise and budget, in this order."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from udpfl.algorithms import Algorithm
+from udpfl.config import Config, load
+from udpfl.data import DataSet
+from udpfl.data.records import Indices
+from udpfl.errors import Infeasible, InvalidInput, Refused, Unsupported
+from udpfl.federation.builders import build_algorithm
+from udpfl.federation.single_client import ClientRun, ClientSetup
+from udpfl.ledger.ledger import Ledger
+from udpfl.runs.files import has_begun
+from udpfl.runs.folder import RunFolder
+from udpfl.runs.names import PROPOSAL
+from udpfl.site._checks import check_method, check_proposal
+from udpfl.site._planning import Allowance, plan_run
+from udpfl.site._rounds import Rounds
+from udpfl.site.policy import Policy
+from udpfl.site.settings import Proposal
+from udpfl.site.wire import SiteRequest
+
+_TEST = 0.2
+"""A share of the records has to be called test records while they are read."""
+
+
+@dataclass(frozen=True)
+class AdmittedRun:
+    """A run that the site takes part in."""
+
+    proposed: dict[str, Any]
+    """The settings that the server sent, and the number that it gave the site."""
+    rounds: Rounds
+    client: ClientRun
+
+    def check_request(self, request: SiteRequest) -> None:
+        """Refuse a round that does not belong to the run as it was admitted."""
+        _require_same(self.proposed, request)
+        self.rounds.check(request)
+
+
+def _proposed(request: SiteRequest) -> dict[str, Any]:
+    plain = {"settings": dict(request.settings), "client": request.client}
+    found: dict[str, Any] = json.loads(json.dumps(plain))
+    return found
+
+
+def _require_same(known: Any, request: SiteRequest) -> None:
+    if _proposed(request) != known:
+        raise Refused("the settings of a run do not change once it has begun")
+
+
+def admit_run(
+    policy: Policy, ledger: Ledger, data: tuple[DataSet, Indices], request: SiteRequest
+) -> AdmittedRun:
+    """Begin the run of a request, or go on with it.
+
+    Raises:
+        Refused: The policy does not allow it; nothing was written then.
+        BudgetExceeded: The ledger does not hold it; nothing was written then.
+    """
+    with _settings_refused():
+        proposal = Proposal.read(request.settings)
+        check_proposal(policy, proposal, request)
+        method = build_algorithm(proposal.config)
+        check_method(policy, method)
+        setup = _setup(policy, proposal, method, data, request)
+    if setup.dimension > policy.server.parameters:
+        raise Refused(
+            f"model.name: {setup.dimension:,} parameters are more than the "
+            f"{policy.server.parameters:,} of the policy"
+        )
+    setup.show_public_records()
+    rounds = Rounds(policy, setup, bool(proposal.config.training.penalty))
+    rounds.check(request)
+    setup.check_model()
+    path, proposed = Path(str(setup.config.out)), _proposed(request)
+    if has_begun(path) and ledger.knows(request.run):
+        _require_same(json.loads((path / PROPOSAL).read_text()), request)
+        run = ClientRun.resume(setup, RunFolder.open(path), ledger)
+        return AdmittedRun(proposed, rounds, run)
+    shutil.rmtree(path, ignore_errors=True)  # of a run that never got to begin
+    allowance = Allowance.of(policy, setup, ledger)
+    with _settings_refused():
+        plan = plan_run(policy, setup, allowance, "epsilon" in proposal.said)
+    plan = replace(plan, penalty=proposal.penalty(request.client))
+    budget = allowance.budget if setup.config.privacy.accounting == "vector" else None
+    run = ClientRun.begin(setup, plan, ledger, request.run, budget, json.dumps(proposed))
+    return AdmittedRun(proposed, rounds, run)
+
+
+@contextmanager
+def _settings_refused() -> Iterator[None]:
+    """Errors inside are about the server's own settings: it is told what they say."""
+    try:
+        yield
+    except (InvalidInput, Infeasible, Unsupported) as error:
+        raise Refused(str(error)) from error
+
+
+def _setup(
+    policy: Policy,
+    proposal: Proposal,
+    method: Algorithm,
+    data: tuple[DataSet, Indices],
+    request: SiteRequest,
+) -> ClientSetup:
+    config = _client_config(policy, proposal, request)
+    asked = proposal.schedule_of(request.client)
+    others = proposal.others(request.client)
+    return ClientSetup.for_client(config, method, data, policy.name, asked, others)
+
+
+def data_config(policy: Policy) -> Config:
+    """The configuration by which the site reads its records."""
+    own = policy.data
+    return load(
+        {
+            "seed": own.seed,
+            "data": {
+                **_records(policy),
+                "clients": own.parts or 1,
+                "test": own.test or _TEST,
+            },
+        }
+    )
+
+
+def _records(policy: Policy) -> dict[str, Any]:
+    named = policy.data.model_dump(
+        include={"name", "dir", "options", "person", "rows_per_person", "task"}, exclude_none=True
+    )
+    return {**named, "declared_sizes": policy.data.declared_size}
+
+
+def _client_config(policy: Policy, proposal: Proposal, request: SiteRequest) -> Config:
+    """The settings of the run for this client alone."""
+    client, said, budget = request.client, proposal.said, policy.budget
+    folder = Path(policy.state) / "runs" / request.run
+    shared = {"ledger": str(policy.ledger)} if budget.runs == "many" else {"ledger": None}
+    mechanism = proposal.own("mechanism", client) if "mechanism" in said else "auto"
+    block = {} if policy.data.block is None else {"block": policy.data.block}
+    return load(
+        proposal.config,
+        {
+            "out": str(folder),
+            "device": policy.machine.device,
+            "threads": policy.machine.threads,
+            "data": {**_records(policy), **block, "clients": 1},
+            "privacy": {
+                "epsilon": proposal.own("epsilon", client) if "epsilon" in said else budget.epsilon,
+                "delta": budget.delta,
+                "mechanism": mechanism,
+                "clip": proposal.own("clip", client),
+                "reference": proposal.own("reference", client),
+                **shared,
+            },
+            "training": {
+                "clients_per_round": None,
+                "penalty": 0.0,
+                "shuffle": False,
+                "memory": policy.machine.memory,
+            },
+        },
+    )

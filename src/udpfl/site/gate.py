@@ -1,0 +1,197 @@
+"""The gate of a site: every request is held against the policy before a record is touched.
+
+    request -> policy -> plan -> reserve -> train -> charge -> message
+
+Whatever a server sends, the gate refuses it or answers it within the site's own policy. A refusal
+says why, to the server and to the site's log; nothing was trained and nothing charged then. What
+the gate hands out was charged and stored in the site's ledger before.
+
+Nothing here knows how requests travel: `answer` takes and returns plain values.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from udpfl._version import __version__
+from udpfl.data import DataSet
+from udpfl.data.records import Indices
+from udpfl.errors import BudgetExceeded, Refused
+from udpfl.federation.request import Request
+from udpfl.federation.single_client import load_client_data
+from udpfl.ledger.chain import Head
+from udpfl.ledger.ledger import Ledger
+from udpfl.runs.folder import RunFolder
+from udpfl.site._admission import AdmittedRun, admit_run, data_config
+from udpfl.site._site_log import SiteLog
+from udpfl.site.policy import Policy
+from udpfl.site.wire import SiteAnswer, SiteFacts, SiteRequest, run_id
+
+log = logging.getLogger(__name__)
+
+_INTERNAL = "the site could not answer; its log says why"
+"""What a server is told of errors that may be about records, files or the machine."""
+_MOST_OPEN = 4
+"""Runs that are kept in memory."""
+
+
+class Gate:
+    """Answers requests for one site, within its policy.
+
+    Args:
+        policy: What the site allows.
+        ledger: Where it is charged; by default the one in the folder `policy.state`.
+
+    Example:
+        >>> from udpfl.site import Gate, Policy, SiteRequest
+        >>> policy = Policy.of({
+        ...     "name": "clinic-a",
+        ...     "data": {"name": "mnist5k", "declared_size": 4000},
+        ...     "budget": {"epsilon": 8.0, "delta": 1e-5},
+        ...     "releases": {"in_all": 80},
+        ...     "server": {"models": [{"name": "cnn-small"}]},
+        ... })
+        >>> gate = Gate(policy)
+        >>> gate.answer(SiteRequest("r", {"seed": 0}, 1, {}, 0.1, cohort=1)).refused
+        'the round asks 1 sites, and the policy wants at least 2'
+    """
+
+    def __init__(self, policy: Policy, ledger: Ledger | None = None) -> None:
+        self.policy = policy
+        self._state = Path(policy.state)
+        self._state.mkdir(parents=True, exist_ok=True)
+        self.ledger = Ledger(policy.ledger) if ledger is None else ledger
+        self._log = SiteLog(self._state / "site.log")
+        self._open: dict[str, AdmittedRun] = {}
+        if policy.machine.threads is not None:
+            torch.set_num_threads(policy.machine.threads)
+        self._lower_budget()
+
+    def answer(self, request: SiteRequest) -> SiteAnswer:
+        """The released message, or why there is none.
+
+        Guarantee: a message was charged to the site's ledger, together with everything that the
+        policy and the ledger hold it to, before it is returned. Without one nothing was charged.
+        """
+        place = {"run": request.run, "round": request.round}
+        with self._alone():
+            try:
+                run = self._admitted(request)
+                message = run.client.answer(self._for_client(run, request))
+            except (Refused, BudgetExceeded) as refusal:
+                self._log.note("refused", **place, why=str(refusal))
+                return self._without_message(str(refusal), is_final=True)
+            except Exception:  # what it says may be about records: it stays here
+                self._log.note("problem", **place, why=traceback.format_exc())
+                log.exception("round %d of run %s", request.round, request.run)
+                return self._without_message(_INTERNAL, is_final=False)
+            stated = run.client.statement()
+            self._log.note("answered", **place, spent=stated.short)
+            return SiteAnswer(self.policy.name, message, head=self._head, privacy=stated)
+
+    def read_and_answer(self, body: bytes, address: dict[str, object]) -> SiteAnswer:
+        """The same for a request as it travels."""
+        try:
+            request = SiteRequest.read(body, address)
+        except Exception as error:
+            self._log.note("refused", why=f"not a request: {error}")
+            return self._without_message("this is not a request", is_final=True)
+        return self.answer(request)
+
+    def describe(self) -> SiteFacts:
+        """What the site says of itself: public numbers of its policy, and its last charge."""
+        data, _ = self._data
+        return SiteFacts(
+            site=self.policy.name,
+            declared_size=self.policy.data.declared_size,
+            input_shape=data.input_shape,
+            outputs=data.outputs,
+            task=data.task,
+            epsilon=self.policy.budget.epsilon,
+            delta=self.policy.budget.delta,
+            head=self._head,
+            udpfl=__version__,
+        )
+
+    def finish(self, run: str) -> None:
+        """Give back what a run has reserved and will not spend, because the server has ended it."""
+        with self._alone():
+            if self.ledger.knows(run_id(run)):
+                self._open.pop(run, None)
+                freed = self.ledger.give_back(run, reason="the server has ended the run")
+                self._log.note("finished", run=run, freed=freed)
+
+    def close(self) -> None:
+        """Close the ledger."""
+        self.ledger.close()
+
+    @cached_property
+    def _data(self) -> tuple[DataSet, Indices]:
+        return load_client_data(data_config(self.policy), self.policy.data.part)
+
+    @property
+    def _head(self) -> Head:
+        return Head(*self.ledger.head())
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One request at a time, whichever process it came to."""
+        with (self._state / ".lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _without_message(self, why: str, *, is_final: bool) -> SiteAnswer:
+        try:
+            head = self._head
+        except Exception:
+            head = Head(0, "")
+        return SiteAnswer(self.policy.name, refused=why, is_final=is_final, head=head)
+
+    def _admitted(self, request: SiteRequest) -> AdmittedRun:
+        """The run of a request: in memory, in its folder, or begun now."""
+        self._require_charges(request.head)
+        run = self._open.get(request.run)
+        if run is None:
+            run = admit_run(self.policy, self.ledger, self._data, request)
+            self._open = dict([*self._open.items(), (request.run, run)][-_MOST_OPEN:])
+        run.check_request(request)
+        return run
+
+    def _for_client(self, run: AdmittedRun, request: SiteRequest) -> Request:
+        device = run.rounds.setup.device
+        tensors = {name: tensor.to(device) for name, tensor in request.tensors.items()}
+        return Request(
+            request.round, tensors, request.learning_rate, request.settled, request.steps
+        )
+
+    def _require_charges(self, known: Head) -> None:
+        """Refuse where the ledger lacks a charge that was made: this one is older, or another."""
+        noted = [Head(*RunFolder(path).last_charge()) for path in self._state.glob("runs/*")]
+        for own in (known, *noted):
+            if not self.ledger.holds(*own):
+                raise Refused(
+                    f"the ledger of this site lacks charge {own.number}, which was made: it was "
+                    "restored from a backup, or is another one. Nothing is released until the "
+                    "site has put that right"
+                )
+
+    def _lower_budget(self) -> None:
+        """A policy may lower the budget of the ledger; it is raised there, with a reason."""
+        account = self.ledger.account_of(self.policy.name, self.policy.data.block or "")
+        known, own = account and self.ledger.budget(account), self.policy.budget.budget
+        if account and known and known.delta == own.delta and own.epsilon < known.epsilon:
+            self.ledger.set_budget(account, own, reason="the policy of the site")
+        elif known and known != own:
+            log.warning(
+                "the policy says ε = %g at δ = %g, and the ledger ε = %g at δ = %g, which counts: "
+                "`udpfl budget set` changes it, with a reason",
+                *(own.epsilon, own.delta, known.epsilon, known.delta),
+            )
