@@ -26,8 +26,9 @@ from udpfl.federation.protection import Protection
 from udpfl.federation.selection import ClientSelection
 from udpfl.federation.server import Server
 from udpfl.federation.setup import Setup
-from udpfl.federation.stage_builder import build_stages
+from udpfl.federation.stage_builder import StageParts, build_stages, sum_noise
 from udpfl.federation.stages.shuffler import NOTE
+from udpfl.federation.stages.trusted_server import TrustedServer
 from udpfl.federation.watchers import (
     CheckpointWriter,
     InterruptWatcher,
@@ -88,13 +89,20 @@ class Assembly:
     def server(self) -> Server:
         """The server half."""
         setup, plans = self.setup, self.stored.plans
-        config, trusted = setup.config, setup.algorithm.trusts_server
         noise = None if self.protection else self._own_noise
-        store = self.stored.folder if trusted else None
-        stages = build_stages(
-            config, plans, noise, store, self._key, self._stream, setup.public_loss
+        trusted = None
+        if setup.algorithm.trusts_server:
+            store = self.stored.folder
+            trusted = TrustedServer(store, self._key, self._stream, sum_noise(plans))
+        parts = StageParts(
+            self._key,
+            self._stream,
+            setup.public_loss,
+            trusted,
+            [own.name for own in plans if own.penalty == 0 and own.release],
+            noise.down if noise else None,
         )
-        averaging = config.training.averaging
+        stages, averaging = build_stages(setup.config, parts), setup.config.training.averaging
         return Server(setup.algorithm, setup.start, stages, averaging, self._learning_rate)
 
     @cached_property
@@ -153,9 +161,12 @@ class Assembly:
                 f"rounds are already charged"
             )
         else:
-            folder.write_checkpoint(server.round, server.state(), self.ledger.head())
+            self._save(server)
         if folder.metrics.exists():  # rounds after the checkpoint run again
             folder.rewrite_metrics(folder.read_metrics(server.round))
+
+    def _save(self, server: Server) -> None:
+        self.stored.folder.write_checkpoint(server.round, server.state(), self.ledger.head())
 
     def watchers(
         self, server: Server, observers: Sequence[Observer], interrupted: threading.Event
@@ -163,12 +174,12 @@ class Assembly:
         """Those who watch, in their order. The server is where the last checkpoint left it."""
         setup, folder, training = self.setup, self.stored.folder, self.setup.config.training
         is_due = self._due(training.checkpoint_every)
-        checkpoints = CheckpointWriter(server, folder, self.ledger, is_due)
+        checkpoints = CheckpointWriter(server, self._save, is_due)
         metrics = MetricsWriter(
             server,
             folder,
             lambda: setup.evaluate(server.model),
-            self.statements,
+            self.statements.spending,
             self._due(training.evaluate_every),
             self._learning_rate,
             Target.of(setup.config),

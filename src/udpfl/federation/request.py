@@ -58,7 +58,9 @@ class Answers:
     messages: Sequence[ClientMessage] = ()
     """In the order in which clients were asked."""
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Why a client did not answer."""
+    """Why a client did not answer, by its own words."""
+    ignored: Mapping[str, str] = field(default_factory=dict)
+    """Why what a client sent, or that it sent nothing, is left out of this round."""
     bytes_up: int = 0
     """What all messages take."""
     bytes_down: int = 0

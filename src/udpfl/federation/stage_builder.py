@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from udpfl.accounting.pacing import noise_levels
 from udpfl.accounting.randomised import Randomised
-from udpfl.algorithms import OwnNoise
 from udpfl.config import Config
 from udpfl.engine import Keyed, MechanismNoiser, PrivateStream
 from udpfl.errors import InvalidInput, Unsupported
@@ -25,41 +25,49 @@ from udpfl.federation.stages.budget_pull import BudgetPull
 from udpfl.federation.stages.downlink_noise import DownlinkNoise
 from udpfl.federation.stages.plateau import Plateau, loss_by, step_length
 from udpfl.federation.stages.shuffler import Shuffler
-from udpfl.federation.stages.trusted_server import Store, SumNoise, TrustedServer
+from udpfl.federation.stages.trusted_server import SumNoise
+from udpfl.mechanisms import Mechanism
 from udpfl.plugins import resolve
 
 
-def build_stages(
-    config: Config,
-    plans: Sequence[ReleasePlan],
-    noise: OwnNoise | None,
-    store: Store | None,
-    key: str,
-    stream: PrivateStream,
-    public_loss: Callable[[Tensor], float],
-) -> list[Stage]:
-    """The stages of a run, in their order.
+@dataclass(frozen=True)
+class StageParts:
+    """What stages need beside the configuration."""
 
-    `noise` is the method's own, if it has any on the way down. `store` keeps what a trusted server
-    lets out; None where the method trusts no server. `key` and `stream` are for random numbers.
-    `public_loss` is that of a model on the public records.
-    """
+    key: str
+    """What stands for the run in the keys of random numbers."""
+    stream: PrivateStream
+    """Where random numbers come from."""
+    public_loss: Callable[[Tensor], float]
+    """That of a model on the public records."""
+    trusted: Stage | None = None
+    """The trusted server, where the method has one."""
+    towards: Sequence[str] = ()
+    """The clients with the largest budget, towards whose model others are pulled."""
+    down: Mechanism | None = None
+    """Noise on the way down, where the method brings some."""
+
+
+def build_stages(config: Config, parts: StageParts) -> list[Stage]:
+    """The stages of a run, in their order."""
     privacy, training = config.privacy, config.training
     stages: list[Stage] = []
-    if store is not None:
-        stages.append(TrustedServer(store, key, stream, sum_noise(plans)))
+    if parts.trusted is not None:
+        stages.append(parts.trusted)
     if training.penalty:
-        stages.append(BudgetPull([own.name for own in plans if own.penalty == 0 and own.release]))
+        stages.append(BudgetPull(list(parts.towards)))
     if privacy.clip_quantile is not None:
         stages.append(AdaptiveClip(privacy.clip_quantile, privacy.clip_rate))
     if levels := noise_levels(privacy.pace, privacy.pace_ratio):
-        follow = step_length if privacy.pace_follows == "update" else loss_by(public_loss)
+        follow = step_length if privacy.pace_follows == "update" else loss_by(parts.public_loss)
         stages.append(Plateau(levels, privacy.pace_patience, follow))
     if training.shuffle:
-        stages.append(Shuffler(key, stream if isinstance(stream, Keyed) else None))
+        stages.append(
+            Shuffler(parts.key, parts.stream if isinstance(parts.stream, Keyed) else None)
+        )
     stages += own_stages(config)
-    if noise is not None and noise.down is not None:
-        stages.append(DownlinkNoise(key, stream, MechanismNoiser([noise.down])))
+    if parts.down is not None:
+        stages.append(DownlinkNoise(parts.key, parts.stream, MechanismNoiser([parts.down])))
     return stages
 
 

@@ -22,12 +22,11 @@ from udpfl.accounting.serial import event_from_json
 from udpfl.algorithms import ClientMessage, stacked
 from udpfl.engine import LaneModel
 from udpfl.errors import UdpflError
-from udpfl.federation._statements import Statements, spread
+from udpfl.federation._statements import spread
 from udpfl.federation.evaluation import Evaluation
 from udpfl.federation.observers import Observer
 from udpfl.federation.request import Answers
 from udpfl.federation.server import Server
-from udpfl.ledger.ledger import Ledger
 from udpfl.runs.folder import RunFolder
 from udpfl.runs.targets import Target
 
@@ -111,15 +110,15 @@ class MetricsWriter(Watcher):
         self,
         server: Server,
         folder: RunFolder,
-        evaluate: Callable[[], Evaluation],
-        statements: Statements,
+        evaluate: Callable[[], Evaluation] | None,
+        spending: Callable[[], dict[str, Any]],
         is_due: Callable[[int], bool],
         learning_rate: Callable[[int], float],
         target: Target | None = None,
     ) -> None:
         self._server, self._folder, self._evaluate = server, folder, evaluate
         self._target = target
-        self._statements, self._is_due, self._learning_rate = statements, is_due, learning_rate
+        self._spending, self._is_due, self._learning_rate = spending, is_due, learning_rate
         self.rows = folder.read_metrics(server.round)
         """Of the rounds so far."""
 
@@ -131,13 +130,14 @@ class MetricsWriter(Watcher):
 
     def after_last(self) -> None:
         """A run that ends early still says how good its last model is."""
-        if self.rows and self.rows[-1]["loss"] is None:
+        if self.rows and self.rows[-1]["loss"] is None and self._evaluate is not None:
             last = self.rows.pop() | self._evaluated()
             self.rows.append(last | self._newly_reached(last))
             self._folder.rewrite_metrics(self.rows)
 
     def _evaluated(self) -> dict[str, Any]:
-        return {**self._evaluate().to_dict(), **self._statements.spending()}
+        measured = {} if self._evaluate is None else self._evaluate().to_dict()
+        return {**measured, **self._spending()}
 
     def _newly_reached(self, row: dict[str, Any]) -> dict[str, Any]:
         """What it took to reach the target, in the line of the first round that did."""
@@ -159,6 +159,7 @@ class MetricsWriter(Watcher):
             "seconds": round(time.perf_counter() - done.began, 4),
             "drift": _drift(done.messages),
             "noise_std": _noise_std(answers.messages),
+            **({"ignored": len(answers.ignored)} if answers.ignored else {}),
             **self._server.measure(),
             "learning_rate": self._learning_rate(done.round),
             "simulation_only": {
@@ -172,9 +173,9 @@ class CheckpointWriter(Watcher):
     """Keeps the server's state, so that a run that was interrupted goes on."""
 
     def __init__(
-        self, server: Server, folder: RunFolder, ledger: Ledger, is_due: Callable[[int], bool]
+        self, server: Server, write: Callable[[Server], None], is_due: Callable[[int], bool]
     ) -> None:
-        self._server, self._folder, self._ledger, self._is_due = server, folder, ledger, is_due
+        self._server, self._write, self._is_due = server, write, is_due
         self._saved = server.round
 
     def after_round(self, done: FinishedRound) -> None:
@@ -188,8 +189,7 @@ class CheckpointWriter(Watcher):
 
     def save(self) -> None:
         """Write a checkpoint of the server as it is."""
-        server = self._server
-        self._folder.write_checkpoint(server.round, server.state(), self._ledger.head())
+        self._write(self._server)
         self._saved = self._server.round
 
 

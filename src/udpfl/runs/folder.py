@@ -53,6 +53,8 @@ class Checkpoint(NamedTuple):
     tensors: Tensors
     head: tuple[int, str]
     """The number and the hash of the last charge in the ledger then."""
+    sites: Mapping[str, tuple[int, str]] = {}
+    """In a deployment, the last charge in the ledger of every site."""
 
 
 class RunFolder:
@@ -197,13 +199,19 @@ class RunFolder:
         write_whole(self.path / names.RECORDS, buffer.getvalue())
 
     def write_checkpoint(
-        self, round_: int, server: Tensors, head: tuple[int, str] = (0, "")
+        self,
+        round_: int,
+        server: Tensors,
+        head: tuple[int, str] = (0, ""),
+        sites: Mapping[str, tuple[int, str]] | None = None,
     ) -> None:
-        """The server's state after a round, and the last charge in the ledger.
+        """The server's state after a round, and the last charge in the ledger, or in each one.
 
         The two latest are kept.
         """
-        header = {"round": round_, "head": list(head)}
+        header: dict[str, Any] = {"round": round_, "head": list(head)}
+        if sites is not None:
+            header["sites"] = {name: list(own) for name, own in sites.items()}
         data = tensors_to_bytes(server, header)
         write_whole(self._checkpoint(round_), data)
         cut_short = (self.path / names.CHECKPOINTS).glob(".round-*")  # by a crash
@@ -217,7 +225,11 @@ class RunFolder:
                 tensors, header = tensors_from_bytes(path.read_bytes())
                 number, chain = header.get("head", (0, ""))  # an older one knows of none
                 head = int(number), str(chain)
-                return Checkpoint(int(header["round"]), tensors, head)
+                sites = {
+                    name: (int(own[0]), str(own[1]))
+                    for name, own in header.get("sites", {}).items()
+                }
+                return Checkpoint(int(header["round"]), tensors, head, sites)
             except (UdpflError, OSError, KeyError, TypeError, ValueError):
                 continue
         return None

@@ -82,6 +82,8 @@ class Identity:
     """A ledger that runs share; None where the run has its own."""
     ledger_from_here: str | None = None
     """The way from the folder to that ledger."""
+    sites: tuple[str, ...] | None = None
+    """The sites of a deployment, which keep their own ledgers; None where clients are simulated."""
     version: int = VERSION
     """Of the folder."""
 
@@ -90,6 +92,10 @@ class Identity:
         plain = asdict(self)
         if self.fingerprints is not None:
             plain["fingerprints"] = list(self.fingerprints)
+        if self.sites is None:
+            del plain["sites"]
+        else:
+            plain["sites"] = list(self.sites)
         return {"version": plain.pop("version"), **plain}
 
     @classmethod
@@ -100,6 +106,7 @@ class Identity:
         if task not in ("classification", "regression"):
             raise InvalidInput("task", f"must be classification or regression, got {task!r}")
         seen = _field(plain, "fingerprints", list | None, None)
+        sites = _field(plain, "sites", list | None, None)
         return cls(
             id=_field(plain, "id", str),
             privacy=Claim.from_dict(_field(plain, "privacy", dict)),
@@ -112,6 +119,7 @@ class Identity:
             block=_field(plain, "block", str | None, None),
             ledger=_field(plain, "ledger", str | None, None),
             ledger_from_here=_field(plain, "ledger_from_here", str | None, None),
+            sites=None if sites is None else tuple(map(str, sites)),
             version=version_of(plain),
         )
 

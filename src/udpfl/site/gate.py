@@ -14,17 +14,18 @@ from __future__ import annotations
 import fcntl
 import logging
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
 from udpfl._version import __version__
 from udpfl.data import DataSet
 from udpfl.data.records import Indices
-from udpfl.errors import BudgetExceeded, Refused
+from udpfl.errors import BudgetExceeded, InvalidInput, Refused
 from udpfl.federation.request import Request
 from udpfl.federation.single_client import load_client_data
 from udpfl.ledger.chain import Head
@@ -36,6 +37,8 @@ from udpfl.site.policy import Policy
 from udpfl.site.wire import SiteAnswer, SiteFacts, SiteRequest, run_id
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _INTERNAL = "the site could not answer; its log says why"
 """What a server is told of errors that may be about records, files or the machine."""
@@ -97,14 +100,30 @@ class Gate:
             self._log.note("answered", **place, spent=stated.short)
             return SiteAnswer(self.policy.name, message, head=self._head, privacy=stated)
 
-    def read_and_answer(self, body: bytes, address: dict[str, object]) -> SiteAnswer:
-        """The same for a request as it travels."""
+    def handle(self, about: Mapping[str, Any], body: bytes = b"") -> tuple[dict[str, Any], bytes]:
+        """Answer what came over a wire: `about` says what is asked.
+
+        Whatever it is, an answer comes back: a table, and the bytes of a message if there is one.
+        """
         try:
-            request = SiteRequest.read(body, address)
-        except Exception as error:
-            self._log.note("refused", why=f"not a request: {error}")
-            return self._without_message("this is not a request", is_final=True)
-        return self.answer(request)
+            match about.get("ask"):
+                case "describe":
+                    return self.describe().to_dict(), b""
+                case "finish":
+                    self.finish(_read(run_id, about.get("run")))
+                    return self._without_message("", is_final=True).to_dict(), b""
+                case "train":
+                    answer = self.answer(_read(SiteRequest.read, body, about.get("address")))
+                    return answer.to_dict(), answer.message
+                case other:
+                    raise Refused(f"a site cannot be asked to {str(other)[:40]!r}")
+        except Refused as refusal:
+            self._log.note("refused", why=str(refusal))
+            return self._without_message(str(refusal), is_final=True).to_dict(), b""
+        except Exception:
+            self._log.note("problem", why=traceback.format_exc())
+            log.exception("asked to %s", about.get("ask"))
+            return self._without_message(_INTERNAL, is_final=False).to_dict(), b""
 
     def describe(self) -> SiteFacts:
         """What the site says of itself: public numbers of its policy, and its last charge."""
@@ -117,6 +136,7 @@ class Gate:
             task=data.task,
             epsilon=self.policy.budget.epsilon,
             delta=self.policy.budget.delta,
+            input_type=str(data.train.inputs.dtype),
             head=self._head,
             udpfl=__version__,
         )
@@ -195,3 +215,11 @@ class Gate:
                 "`udpfl budget set` changes it, with a reason",
                 *(own.epsilon, own.delta, known.epsilon, known.delta),
             )
+
+
+def _read(read: Callable[..., T], *values: Any) -> T:
+    """What came over a wire; where it is not what it should be, the server is told."""
+    try:
+        return read(*values)
+    except InvalidInput as error:
+        raise Refused(f"not a request: {error}") from error

@@ -188,6 +188,8 @@ class SiteFacts:
     """Its budget over all runs."""
     delta: float
     """Its budget over all runs."""
+    input_type: str = "float32"
+    """Or "int64" for token ids."""
     head: Head = NO_HEAD
     """The last charge in its ledger."""
     udpfl: str = ""
@@ -217,6 +219,7 @@ class SiteFacts:
             task=_text("task", own.get("task")),
             epsilon=_number("epsilon", own.get("epsilon")),
             delta=_number("delta", own.get("delta")),
+            input_type=_input_type(own.get("input_type", "float32")),
             head=head_from(own.get("head")),
             udpfl=_text("udpfl", own.get("udpfl", "")),
         )
@@ -239,6 +242,12 @@ def head_from(value: Any) -> Head:
     if not isinstance(chain, str) or (number > 0 and not _CHAIN.fullmatch(chain)):
         raise InvalidInput("head", "must be a number and a hash")
     return Head(number, chain if number else "")
+
+
+def _input_type(value: Any) -> str:
+    if value not in ("float32", "int64"):
+        raise InvalidInput("input_type", "must be float32 or int64")
+    return str(value)
 
 
 def _table(name: str, value: Any) -> dict[str, Any]:

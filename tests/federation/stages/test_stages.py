@@ -12,12 +12,12 @@ import torch
 import udpfl
 from tests import small
 from udpfl import Gaussian
-from udpfl.algorithms import ClientMessage, OwnNoise
+from udpfl.algorithms import ClientMessage
 from udpfl.config import load
 from udpfl.engine import Entropy
 from udpfl.errors import InvalidInput, Unsupported
 from udpfl.federation import ReleasePlan, RunFolder
-from udpfl.federation.stage_builder import build_stages
+from udpfl.federation.stage_builder import StageParts, build_stages, sum_noise
 from udpfl.federation.stages import Stage
 from udpfl.federation.stages.adaptive_clip import AdaptiveClip
 from udpfl.federation.stages.averaging import Averaging
@@ -95,15 +95,16 @@ def test_whoever_adds_noise_comes_first_and_names_are_taken_off_last():
     own = f"{__name__}:Doubled"
     pulled = {"training": {"penalty": 1.0}, "privacy": {"epsilon": [1.0, 8.0]}}
     shuffled = {"training": {"shuffle": True, "stages": [own]}, "privacy": {"clip_quantile": 0.5}}
-    noise, plans = OwnNoise(Gaussian(1.0), Gaussian(1.0), ""), [ReleasePlan("a", 10, 1.0, 5, 1)]
+    noise = sum_noise([ReleasePlan("a", 10, 1.0, 5, 1)])
+    trusted = TrustedServer(RunFolder(Path()), "key", Entropy(), noise)
+    parts = StageParts("key", Entropy(), float, trusted, ["a"], down=Gaussian(1.0))
 
     def kinds(config):
-        found = build_stages(load(config), plans, noise, RunFolder(Path()), "key", Entropy(), float)
-        return [type(stage) for stage in found]
+        return [type(stage) for stage in build_stages(load(config), parts)]
 
     assert kinds(pulled) == [TrustedServer, BudgetPull, DownlinkNoise]
     assert kinds(shuffled) == [TrustedServer, AdaptiveClip, Shuffler, Doubled, DownlinkNoise]
-    assert build_stages(load(), plans, None, None, "key", Entropy(), float) == []
+    assert build_stages(load(), StageParts("key", Entropy(), float)) == []
 
 
 class Doubled(Stage):
@@ -125,7 +126,7 @@ class Demanding(Stage):
 def test_what_is_no_stage_is_refused(name, why):
     config = load({"training": {"stages": [f"{__name__}:{name}"]}})
     with pytest.raises(InvalidInput, match=why):
-        build_stages(config, [], None, None, "key", Entropy(), float)
+        build_stages(config, StageParts("key", Entropy(), float))
 
 
 @pytest.fixture

@@ -1,0 +1,114 @@
+"""The service of a site: one long-lived process that holds records, ledger and model.
+
+Whoever speaks to the network (a Flower SuperNode) runs as another user who can reach this socket
+and nothing else. Code that a server ships to the site therefore sees what the gate hands out, never
+a record. It also saves the seconds that loading torch takes for every message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+from pathlib import Path
+from types import FrameType
+
+from udpfl.errors import InvalidInput
+from udpfl.site.connection import Parcel, receive, send, socket_path
+from udpfl.site.gate import Gate
+
+log = logging.getLogger(__name__)
+
+_PATIENCE = 30.0
+"""Seconds within which a process that connected has to say what it wants."""
+_TENSORS = 8
+"""How many tensors of the size of the model a request may hold."""
+_HEADER = 1 << 20
+
+
+class Service:
+    """Answers for a gate at a local socket, one request at a time.
+
+    Args:
+        gate: Decides and answers.
+        path: Of the socket; members of its group may connect.
+    """
+
+    def __init__(self, gate: Gate, path: str | Path) -> None:
+        self._gate = gate
+        self.path = Path(socket_path(path))
+        self._most = 4 * _TENSORS * gate.policy.server.parameters + _HEADER
+        self._is_stopping = False
+        _make_room(self.path)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        before = os.umask(0o117)
+        try:
+            self._socket.bind(str(self.path))
+        finally:
+            os.umask(before)
+        self._socket.listen(16)
+
+    def run(self) -> None:
+        """Answer until `stop`."""
+        with self._socket:
+            while not self._is_stopping:
+                try:
+                    connection, _ = self._socket.accept()
+                except OSError:
+                    break
+                with connection:
+                    self._serve(connection)
+        self.path.unlink(missing_ok=True)
+
+    def stop(self) -> None:
+        """End after the request that is being answered."""
+        self._is_stopping = True
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _serve(self, connection: socket.socket) -> None:
+        connection.settimeout(_PATIENCE)
+        try:
+            asked = receive(connection, self._most)
+        except (OSError, ValueError) as error:
+            log.warning("a request could not be read: %s", error)
+            return
+        about, message = self._gate.handle(asked.about, asked.body)
+        try:
+            send(connection, Parcel(about, message))
+        except OSError as error:  # it was charged and stored: whoever asks again gets the same
+            log.warning("an answer could not be handed over: %s", error)
+
+
+def _make_room(path: Path) -> None:
+    """Remove the socket of a service that has died; refuse one that is alive."""
+    if not path.exists() and not path.is_socket():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as trial:
+        try:
+            trial.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+        except OSError as error:
+            raise InvalidInput("socket", f"{str(path)!r} is in the way: {error}") from None
+    raise InvalidInput("socket", f"another service answers at {str(path)!r}")
+
+
+def serve(gate: Gate, path: str | Path) -> None:
+    """Answer at a socket until the process is asked to stop."""
+    service = Service(gate, path)
+
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        service.stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    log.info("site %s answers at %s", gate.policy.name, service.path)
+    try:
+        service.run()
+    finally:
+        gate.close()
