@@ -67,6 +67,10 @@ VERBS: dict[str, Verb] = {
         "_decisions",
         "Show and change privacy budgets: what each client has spent and what is left.",
     ),
+    "deploy": Verb(
+        "deploy", "Run the same federation on Flower, across machines: app, keys, demo, status."
+    ),
+    "site": Verb("site", "Write and check the policy of a site, and answer requests within it."),
     "config": Verb("config", "Show all configuration keys, and check a configuration file."),
     "data": Verb("data", "List the data sets, check their files, and download them."),
 }

@@ -83,7 +83,7 @@ def _spelled(parameter: str) -> str:
     """A configuration key as it is written in a file, anything else as an option."""
     from udpfl.config import Config
 
-    if parameter in ("config", "ledger", "client", "file", "run"):
+    if parameter in ("config", "ledger", "client", "file", "run", "policy"):
         return parameter.upper()  # arguments without a name of their own
     key = "." in parameter or parameter in Config.model_fields
     return parameter if key else f"--{parameter.replace('_', '-')}"

@@ -84,4 +84,4 @@ def _policy(context: Context) -> Path:
             "node-config",
             f"needs {SOCKET} (the socket of the site's service) or {POLICY} (a policy file)",
         )
-    return Path(str(folder)) / f"site-{node['partition-id']}" / "policy.toml"
+    return sorted(Path(str(folder)).glob("*/policy.toml"))[int(str(node["partition-id"]))]

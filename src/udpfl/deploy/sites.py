@@ -75,6 +75,8 @@ class Directory:
             reply = self.transport.ask(
                 node.id, {"ask": "describe"}, b"", _DESCRIBE, threading.Event()
             )
+            if why := reply.about.get("refused"):
+                raise NoReply(str(why))
             facts = SiteFacts.read(reply.about)
         except NoReply as error:
             log.info("node %d does not say which site it is: %s", node.id, error)
@@ -346,15 +348,23 @@ class RemoteSites:
 
     def finish(self) -> None:
         """Tell the sites that the run is over, so that they free what they have reserved."""
-        for site in self._names:
-            node = self._directory.node_of(site)
+        threads = [
+            threading.Thread(target=self._tell_end, args=(site,), daemon=True)
+            for site in self._names
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(_DESCRIBE + 1)
+
+    def _tell_end(self, site: str) -> None:
+        node, about = self._directory.node_of(site), {"ask": "finish", "run": self._run}
+        try:
             if node is None:
-                continue
-            try:
-                about = {"ask": "finish", "run": self._run}
-                self._directory.transport.ask(node, about, b"", _DESCRIBE, threading.Event())
-            except NoReply as error:
-                log.info("%s was not told that the run is over: %s", site, error)
+                raise NoReply("its node is not there")
+            self._directory.transport.ask(node, about, b"", _DESCRIBE, threading.Event())
+        except NoReply as error:
+            log.info("%s was not told that the run is over: %s", site, error)
 
 
 def _is_settled(outcome: _Outcome | None) -> bool:

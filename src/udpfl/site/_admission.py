@@ -16,13 +16,14 @@ from udpfl.data import DataSet
 from udpfl.data.records import Indices
 from udpfl.errors import Infeasible, InvalidInput, Refused, Unsupported
 from udpfl.federation.builders import build_algorithm
+from udpfl.federation.plan import ReleasePlan
 from udpfl.federation.single_client import ClientRun, ClientSetup
 from udpfl.ledger.ledger import Ledger
 from udpfl.runs.files import has_begun
 from udpfl.runs.folder import RunFolder
 from udpfl.runs.names import PROPOSAL
 from udpfl.site._checks import check_method, check_proposal
-from udpfl.site._planning import Allowance, plan_run
+from udpfl.site._planning import Allowance, plan_run, require_room
 from udpfl.site._rounds import Rounds
 from udpfl.site.policy import Policy
 from udpfl.site.settings import Proposal
@@ -85,8 +86,9 @@ def admit_run(
     path, proposed = Path(str(setup.config.out)), _proposed(request)
     if has_begun(path) and ledger.knows(request.run):
         _require_same(json.loads((path / PROPOSAL).read_text()), request)
-        run = ClientRun.resume(setup, RunFolder.open(path), ledger)
-        return AdmittedRun(proposed, rounds, run)
+        folder = RunFolder.open(path)
+        require_room(policy, setup, ledger, request.run, ReleasePlan.from_row(folder.clients[0]))
+        return AdmittedRun(proposed, rounds, ClientRun.resume(setup, folder, ledger))
     shutil.rmtree(path, ignore_errors=True)  # of a run that never got to begin
     allowance = Allowance.of(policy, setup, ledger)
     with _settings_refused():

@@ -22,6 +22,7 @@ from udpfl.federation.single_client import ClientSetup
 from udpfl.ledger.ledger import Ledger
 from udpfl.ledger.spending import accounted, totals_of
 from udpfl.mechanisms import Gaussian
+from udpfl.mechanisms.randomiser import BUILT_IN as RANDOMISERS
 from udpfl.sensitivity import Sensitivity
 from udpfl.site.policy import AllowedReleases, Policy
 
@@ -69,6 +70,8 @@ def plan_run(policy: Policy, setup: ClientSetup, allowance: Allowance, asks: boo
     """
     rounds, each = sum(map(len, setup.asked)), releases_per_round(setup)
     limits = policy.releases
+    if not each:
+        raise Refused("the run has no privacy")
     if each > limits.per_round:
         raise Refused(
             f"a round has {each} releases, more than the {limits.per_round} of the policy"
@@ -90,9 +93,31 @@ def plan_run(policy: Policy, setup: ClientSetup, allowance: Allowance, asks: boo
     return plan
 
 
+def require_room(
+    policy: Policy, setup: ClientSetup, ledger: Ledger, run: str, plan: ReleasePlan
+) -> None:
+    """Refuse to go on with a run whose reservation was freed, where others took its releases."""
+    account = ledger.account_of(setup.name, setup.holding.block)
+    if account is None or run in ledger.unfinished(account):
+        return
+    answered, held = ledger.rounds_charged(run, account), ledger.held(account)
+    rest = plan.rest_event(answered)
+    wanted = 0 if rest is None else release_count(rest)
+    taken = 0 if held is None else release_count(held)
+    if wanted + taken > policy.releases.in_all:
+        raise Refused(
+            f"the rest of the run has {wanted} releases, and the policy leaves "
+            f"{policy.releases.in_all - taken} of {policy.releases.in_all}: what it had reserved "
+            "was freed"
+        )
+
+
 def releases_per_round(setup: ClientSetup) -> int:
     """Releases of one round, however much noise they have."""
     training, privacy, method = setup.config.training, setup.config.privacy, setup.algorithm
+    if setup.brings_noise:  # a message of a randomiser has many answers
+        event = setup.plans()[0].round_event(1)
+        return 0 if event is None else release_count(event)
     draft = ReleasePlan(
         name=setup.name,
         declared_size=1,
@@ -129,6 +154,8 @@ def _least_noise(limits: AllowedReleases, setup: ClientSetup, planned: Planned) 
         return planned(setup)
     found, reasons = [], []
     for name in limits.mechanisms:
+        if name in RANDOMISERS:  # for methods that bring them along
+            continue
         config = load(setup.config, {"privacy": {"mechanism": name}})
         try:
             found.append(planned(replace(setup, config=config)))

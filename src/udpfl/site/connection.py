@@ -46,9 +46,9 @@ def socket_path(path: str | Path) -> str:
 def send(connection: socket.socket, parcel: Parcel) -> None:
     """Write a parcel."""
     about = json.dumps(parcel.about).encode()
-    connection.sendall(_LENGTHS.pack(len(about), len(parcel.body)))
-    connection.sendall(about)
-    connection.sendall(parcel.body)
+    connection.sendall(_LENGTHS.pack(len(about), len(parcel.body)) + about)
+    if parcel.body:  # else the other side may have answered and gone by now
+        connection.sendall(parcel.body)
 
 
 def receive(connection: socket.socket, most: int) -> Parcel:

@@ -15,6 +15,9 @@ from udpfl.accounting.events import Unit
 from udpfl.config import Count, Fraction, Options, Positive, Section, Several, Text, read
 from udpfl.config.explaining import explained
 from udpfl.ledger.accounts import Runs
+from udpfl.mechanisms import BUILT_IN as MECHANISMS
+from udpfl.mechanisms.randomiser import BUILT_IN as RANDOMISERS
+from udpfl.plugins import offered
 
 Names = Annotated[list[Text], Several]
 
@@ -134,7 +137,8 @@ class AllowedReleases(Section):
     )
     mechanisms: Names = Field(
         default=["gaussian", "laplace", "staircase"],
-        description="Noise that is allowed: built-in names, or your own as package.module:Class.",
+        description="Noise that is allowed: built-in names, your own as package.module:Class, and "
+        "randomised response of methods that bring it (coordinates, directions).",
     )
     norms: Annotated[list[Norm], Several] = Field(
         default=["l2"], description="Norms of the clip that are allowed."
@@ -256,6 +260,13 @@ class Policy(Section):
                 '"scalar" states a nominal number of one run, no guarantee, and cannot keep a '
                 'budget over runs: leave it out, or set budget.runs = "one"',
             )
+        known = {*MECHANISMS, *RANDOMISERS, *offered("mechanisms")}
+        for name in self.releases.mechanisms:
+            if name not in known and ":" not in name:
+                yield (
+                    "releases.mechanisms",
+                    f"there is no {name!r}; known names are {', '.join(sorted(known))}",
+                )
         if self.data.person is not None and "person" not in self.releases.units:
             yield "releases.units", 'needs "person", because data.person is set'
 

@@ -166,8 +166,9 @@ class TrainedModel:
         config = self.config
         if data_dir is not None:
             config = load_config(config, {"data": {"dir": str(data_dir)}})
-        setup = Setup.of(config, model=self.model)
-        if tuple(setup.fingerprints) != read_identity(self.folder).fingerprints:
+        setup, identity = Setup.of(config, model=self.model), read_identity(self.folder)
+        is_deployed = identity.sites is not None  # then these are the server's own records
+        if not is_deployed and tuple(setup.fingerprints) != identity.fingerprints:
             raise InvalidInput(
                 "data",
                 "the data has changed since this run, so its test records are not known any more: "
@@ -276,7 +277,8 @@ def _require_sealed(folder: Path) -> None:
     identity = read_identity(folder)
     path = ledger_of(folder, identity)
     if not path.is_file():
-        log.warning("%s: its ledger is not here, so nothing says that no file was edited", folder)
+        whose = "the ledgers of its sites are" if identity.sites else "its ledger is"
+        log.warning("%s: %s not here, so nothing says that no file was edited", folder, whose)
         return
     with Ledger(path, read_only=True) as ledger:
         sealed = ledger.sealed(identity.id)

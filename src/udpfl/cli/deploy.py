@@ -1,0 +1,284 @@
+"""`udpfl deploy`: the same federation on Flower, across machines."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from udpfl.cli._log import is_quiet
+from udpfl.errors import InvalidInput, UdpflError
+
+if TYPE_CHECKING:
+    from udpfl.deploy.local import LocalFederation, Process
+    from udpfl.deploy.starting import App
+
+deploy = typer.Typer(
+    help="Run the same federation on Flower, across machines: app, keys, demo, status.",
+    no_args_is_help=True,
+)
+
+_RECORDS = 4000
+"""Training records of the embedded default."""
+_SECONDS_A_ROUND = 5
+"""What Flower takes for a round of three nodes on two cores; see docs/performance.md."""
+
+
+@deploy.command()
+def init(
+    dir_: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder of the app; its name is the app's name.")
+    ],
+    sites: Annotated[int, typer.Option(help="Number of sites.", min=2)] = 3,
+    rounds: Annotated[int, typer.Option(help="Rounds of a run.", min=1)] = 80,
+) -> None:
+    """Write a Flower app and a policy for each of its sites, ready to run.
+
+    Examples:
+
+    udpfl deploy init my-federation
+
+    cd my-federation && flwr run . local --stream --federation-config "num-supernodes=3"
+    -c "site-policies='$PWD/sites'"
+    """
+    from udpfl.deploy.starting import part_sizes, write_app
+
+    app = write_app(dir_, sizes=part_sizes(_RECORDS, sites), rounds=rounds)
+    typer.echo(f"wrote {app.folder}: read {app.folder / 'README.md'} first")
+    typer.echo(f"what is trained: {app.federation}")
+    typer.echo(f"what a site allows: {app.policy(app.sites[0])}")
+
+
+@deploy.command()
+def keys(
+    dir_: Annotated[Path, typer.Argument(metavar="DIR", help="Folder for the keys.")] = Path(
+        "keys"
+    ),
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="Name or address under which sites reach the server. May be repeated."),
+    ] = None,
+    site: Annotated[
+        list[str] | None,
+        typer.Option(help="Name of a site that gets a key. May be repeated."),
+    ] = None,
+    days: Annotated[float, typer.Option(help="How long certificates hold, in days.", min=1)] = 365,
+) -> None:
+    """Make a CA, a certificate for the server, and a key for every site; keep what is there.
+
+    A site that makes its own key, with --site alone, never gives its private half away.
+
+    Examples:
+
+    udpfl deploy keys keys --host fl.example.org --host 10.0.0.5
+
+    udpfl deploy keys keys --site clinic-a
+    """
+    from udpfl.deploy.keys import make_keys
+
+    made = make_keys(dir_, host or [], site or [], days)
+    if host:
+        typer.echo(f"CA: {made.ca}, for everybody (its key lies beside it: keep it off the server)")
+        typer.echo(f"server: {made.certificate} and {made.key}")
+    for name in site or []:
+        typer.echo(f"{name}: {made.site(name)}, for this site alone; to register: ", nl=False)
+        typer.echo(f"flwr supernode register {made.public(name)} SUPERLINK --name {name}")
+
+
+@deploy.command()
+def demo(
+    nodes: Annotated[int, typer.Option(help="Number of sites.", min=2, max=50)] = 3,
+    tls: Annotated[
+        bool, typer.Option("--tls/--no-tls", help="Use certificates and keys of nodes.")
+    ] = True,
+    rounds: Annotated[
+        int, typer.Option(help="Rounds; fewer are quicker and less accurate.", min=1)
+    ] = 80,
+    dir_: Annotated[
+        Path | None,
+        typer.Option(
+            "--dir",
+            help="Folder for everything; by default a new one under runs/.",
+            show_default=False,
+        ),
+    ] = None,
+    json_: Annotated[
+        bool, typer.Option("--json", help="Print the result as one JSON object.")
+    ] = False,
+) -> None:
+    """Train the embedded default on Flower: a server and sites as processes on this machine.
+
+    SuperLink and SuperNodes are started with certificates and node keys, beside every SuperNode the
+    service that holds the site's records, policy and ledger. All of them end with the command.
+
+    Examples:
+
+    udpfl deploy demo --rounds 10
+
+    udpfl deploy demo --nodes 5 --no-tls
+    """
+    from udpfl.deploy.local import LocalFederation
+    from udpfl.deploy.starting import part_sizes, write_app
+
+    stamp = f"{datetime.now():%Y%m%d-%H%M%S}"
+    folder = dir_ or Path("runs") / f"demo-{stamp}-{os.getpid() % 10_000:04d}"
+    app = write_app(folder, sizes=part_sizes(_RECORDS, nodes), rounds=rounds)
+    minutes = rounds * _SECONDS_A_ROUND / 60
+    _say(f"{nodes} sites, {rounds} rounds, about {minutes:.0f} minutes; logs in {folder / 'logs'}")
+    out = folder.absolute() / "run"
+    with LocalFederation(app, tls=tls) as federation:
+        _say("starting the SuperLink, and a service and a SuperNode for every site")
+        federation.start()
+        _follow(federation.submit(out=str(out)))
+    result = _result(app, out)
+    if json_:
+        typer.echo(json.dumps(result))
+    else:
+        _show(result, federation)
+    if result["rounds"] < rounds:
+        raise typer.Exit(1)
+
+
+def _say(text: str) -> None:
+    if not is_quiet():
+        typer.echo(text, err=True)
+
+
+def _follow(process: Process) -> None:
+    """Print what the server logs, until the run is over."""
+    seen = 0
+    while True:
+        is_running = process.is_running
+        lines = process.text().splitlines()
+        for line in lines[seen:] if not is_running else lines[seen:-1]:
+            plain = re.sub(r"\x1b\[[0-9;]*m", "", line)
+            found = re.match(r"(INFO|WARNING|ERROR)\s*:\s*(\S.*)", plain)
+            if found and not found[2].startswith("Start"):
+                _say(found[2])
+        seen = max(seen, len(lines) if not is_running else len(lines) - 1)
+        if not is_running:
+            return
+        time.sleep(0.3)
+
+
+def _result(app: App, out: Path) -> dict[str, Any]:
+    """What came of a demo, by the server's folder and by the ledgers of the sites."""
+    from udpfl.ledger.ledger import Ledger
+    from udpfl.runs.files import read_metrics, read_summary
+    from udpfl.site import Policy
+
+    summary = read_summary(out) if out.is_dir() else None
+    rows = read_metrics(out) if out.is_dir() else ()
+    sites: dict[str, Any] = {}
+    for name in app.sites:
+        policy = Policy.read(app.policy(name))
+        if not policy.ledger.is_file():
+            continue
+        with Ledger(policy.ledger, read_only=True) as ledger:
+            account = ledger.account_of(name)
+            stated = None if account is None else ledger.statement(account)
+            sites[name] = {
+                "privacy": None if stated is None else stated.to_dict(),
+                "statement": None if stated is None else str(stated),
+                "charges": ledger.head()[0],
+                "problems": ledger.verify(),
+                "ledger": str(policy.ledger),
+            }
+    return {
+        "accuracy": None if summary is None else summary.outcome.get("accuracy"),
+        "rounds": len(rows),
+        "seconds": None if summary is None else summary.seconds,
+        "sites": sites,
+        "run": str(out),
+    }
+
+
+def _show(result: dict[str, Any], federation: LocalFederation) -> None:
+    accuracy = result["accuracy"]
+    if accuracy is None:
+        typer.echo(f"the run did not end; what the processes say is in {federation.logs}")
+    else:
+        typer.echo(f"accuracy  {accuracy:.4f}, by the server's test records")
+    for name, own in result["sites"].items():
+        found = own["problems"]
+        typer.echo(f"{name}  {own['statement']}")
+        typer.echo(f"  ledger  {own['ledger']} ({own['charges']} charges, ", nl=False)
+        typer.echo("verified)" if not found else f"NOT SOUND: {found[0]})")
+    typer.echo(f"run       {result['run']}, {result['rounds']} rounds")
+
+
+@deploy.command()
+def status(
+    run: Annotated[Path, typer.Argument(help="Folder of the run, at the server.")],
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Say how far a deployed run is, and what its sites have reported.
+
+    Budgets are as the sites report them: the ledgers are theirs, and are not here.
+
+    Example:
+
+    udpfl deploy status runs/deployed-fedavg-20260101-120000-ab12
+    """
+    from udpfl.deploy.status import status_of
+
+    found = status_of(run)
+    if json_:
+        typer.echo(json.dumps(found.to_dict()))
+        return
+    console = Console(emoji=False)
+    done = f"round {found.round} of {found.rounds}"
+    quality = "" if found.accuracy is None else f", accuracy {found.accuracy:.4f}"
+    console.print(f"{escape(str(run))}: {found.state}, {done}{quality}", highlight=False)
+    table = Table()
+    for column in (
+        "site",
+        "last seen",
+        "round",
+        "said",
+        "ε (as reported)",
+        "charges (as reported)",
+    ):
+        table.add_column(column)
+    for site in found.sites:
+        table.add_row(*(escape(text) for text in site.cells()))
+    console.print(table, highlight=False)
+
+
+@deploy.command()
+def resume(
+    run: Annotated[Path, typer.Argument(help="Folder of the run, as the server sees it.")],
+    app: Annotated[Path, typer.Option(help="Folder of the Flower app.")] = Path("."),
+    superlink: Annotated[
+        str | None,
+        typer.Option(help="Connection of Flower's configuration; by default its default one."),
+    ] = None,
+) -> None:
+    """Go on with a deployed run after its last checkpoint, as a new run of Flower.
+
+    Sites that have answered a round already send the same message again, at no cost.
+
+    Example:
+
+    udpfl deploy resume runs/deployed-fedavg-20260101-120000-ab12 --app my-federation
+    """
+    from udpfl.deploy.local import command
+
+    if not (app / "pyproject.toml").is_file():
+        raise InvalidInput("app", f"{str(app)!r} is not the folder of a Flower app")
+    place = run.absolute() if run.is_dir() else run
+    config = ["-c", f"resume={str(place)!r}"]
+    arguments = [command("flwr"), "run", str(app), *([superlink] if superlink else [])]
+    done = subprocess.run([*arguments, "--stream", *config], check=False)
+    if done.returncode:
+        raise UdpflError(f"flwr run ended with exit code {done.returncode}")

@@ -1,0 +1,115 @@
+"""`udpfl deploy init`: a Flower app and site policies that run as they are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from udpfl.errors import InvalidInput
+
+
+@dataclass(frozen=True)
+class App:
+    """A Flower app in a folder, with the policies of its sites."""
+
+    folder: Path
+    package: str
+    sites: Sequence[str]
+
+    def policy(self, site: str) -> Path:
+        """The policy of a site."""
+        return self.folder / "sites" / site / "policy.toml"
+
+    @property
+    def federation(self) -> Path:
+        """What the server trains."""
+        return self.folder / self.package / "federation.toml"
+
+
+def write_app(
+    folder: Path,
+    *,
+    sizes: Sequence[int],
+    rounds: int = 80,
+    releases: int | None = None,
+    per_round: int = 1,
+    epsilon: float = 8.0,
+    delta: float = 1e-5,
+) -> App:
+    """Write a Flower app with a policy for each site.
+
+    Args:
+        folder: Its last part is the name of the app; it must not hold anything.
+        sizes: Records of each site, of a public data set that is divided among them.
+        rounds: Of a run.
+        releases: How many each policy allows in all; by default as many as the run has.
+        per_round: How many in a round.
+        epsilon: Budget of each site.
+        delta: Budget of each site.
+
+    Returns:
+        Where things are.
+
+    Raises:
+        InvalidInput: The folder is not empty, or its name cannot be that of an app.
+    """
+    name = re.sub(r"[^a-z0-9-]+", "-", folder.absolute().name.lower()).strip("-")
+    if not name or not name[0].isalpha():
+        raise InvalidInput("dir", f"{folder.name!r} does not begin with a letter")
+    if folder.exists() and any(folder.iterdir()):
+        raise InvalidInput("dir", f"{str(folder)!r} is not empty")
+    package = name.replace("-", "_")
+    sites = [f"client-{number}" for number in range(len(sizes))]
+    folder = folder.absolute()
+    app = App(folder, package, sites)
+    said = {
+        "name": name,
+        "package": package,
+        "publisher": "udpfl",
+        "sites": str(len(sites)),
+        "rounds": str(rounds),
+    }
+    for source, target in {
+        "gitignore": ".gitignore",
+        "pyproject.toml": "pyproject.toml",
+        "README.md": "README.md",
+        "init.py": f"{package}/__init__.py",
+        "server_app.py": f"{package}/server_app.py",
+        "client_app.py": f"{package}/client_app.py",
+        "model.py": f"{package}/model.py",
+        "federation.toml": f"{package}/federation.toml",
+        "site_data.py": "sites/site_data.py",
+    }.items():
+        _write(folder / target, _filled(source, said))
+    for number, (site, size) in enumerate(zip(sites, sizes, strict=True)):
+        own = {
+            "site": site,
+            "part": str(number),
+            "parts": str(len(sites)),
+            "size": str(size),
+            "epsilon": repr(float(epsilon)),
+            "delta": repr(float(delta)),
+            "releases": str(releases or rounds * per_round),
+            "per_round": str(per_round),
+        }
+        _write(app.policy(site), _filled("policy.toml", own))
+    return app
+
+
+def _filled(name: str, values: dict[str, str]) -> str:
+    text = (files("udpfl.deploy") / "template" / f"{name}.txt").read_text(encoding="utf-8")
+    return Template(text).substitute(values)
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def part_sizes(records: int, parts: int) -> list[int]:
+    """How many records each of so many even parts has."""
+    return [records // parts + (number < records % parts) for number in range(parts)]
