@@ -6,13 +6,11 @@ import json
 from dataclasses import replace
 
 import pytest
-import torch
 
 import udpfl
 from tests.deploy.memory import federation, ledgers, memory
-from tests.site.samples import load as load_records
+from tests.deploy.one_process import CLIENTS, ROUNDS, in_one_process, seeded, weights
 from tests.site.samples import policy as policy_of
-from tests.site.samples import settings
 from udpfl import InvalidInput, Unsupported
 from udpfl.algorithms import BUILT_IN
 from udpfl.deploy import run_federation
@@ -22,22 +20,8 @@ from udpfl.runs.files import read_metrics, read_summary
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-ROUNDS, CLIENTS = 3, 3
 BUDGET = {"runs": "one", "epsilon": 8.0, "delta": 1e-5}
 """As `udpfl.run` has it if nothing is set."""
-
-
-def in_one_process(folder, lanes="single", **changes):
-    """The same federation as `udpfl.run` has it."""
-    parts = [
-        load_records(seed=0, directory=None, test=0.2, options={"site": number}).train
-        for number in range(CLIENTS)
-    ]
-    records = [(own.inputs, own.targets) for own in parts]
-    changes["data"] = {**changes.get("data", {}), "declared_sizes": 60}
-    changes["training"] = {**changes.get("training", {}), "lanes": lanes}
-    config = {**settings(**changes), "out": str(folder), "threads": 1}
-    return udpfl.run(config, data=records, test=records[0])
 
 
 def deployed(folder, policy=None, deploy=None, **changes):
@@ -47,17 +31,6 @@ def deployed(folder, policy=None, deploy=None, **changes):
     allowed = {"budget": BUDGET, **extra, "server": server}
     sites = memory(folder, CLIENTS, **allowed)
     return run_federation(federation(deploy, **changes), sites, out=folder / "run"), sites
-
-
-def weights(model):
-    return torch.cat([own.detach().flatten() for own in model.parameters()])
-
-
-def seeded(**changes):
-    changes["privacy"] = {**changes.get("privacy", {}), "randomness": "seeded"}
-    # The site plans for as many releases as its policy allows, the simulation for those of the run.
-    changes["training"] = {"rounds": ROUNDS, **changes.get("training", {})}
-    return changes
 
 
 @pytest.mark.parametrize("lanes", ["single", "stacked"])
