@@ -40,7 +40,8 @@ def policy(folder, site=0, **changes):
         "machine": {"threads": 1},
     }
     for name, table in changes.items():
-        values[name] = {**values[name], **table} if isinstance(table, dict) else table
+        known = values.get(name, {})
+        values[name] = {**known, **table} if isinstance(table, dict) else table
     return Policy.of(values)
 
 

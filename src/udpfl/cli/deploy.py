@@ -73,6 +73,13 @@ def keys(
         typer.Option(help="Name of a site that gets a key. May be repeated."),
     ] = None,
     days: Annotated[float, typer.Option(help="How long certificates hold, in days.", min=1)] = 365,
+    seal: Annotated[
+        bool,
+        typer.Option("--seal", help="Also make the keys by which a shuffler knows the sites."),
+    ] = False,
+    shuffler: Annotated[
+        bool, typer.Option("--shuffler", help="Make the key with which a shuffler opens messages.")
+    ] = False,
 ) -> None:
     """Make a CA, a certificate for the server, and a key for every site; keep what is there.
 
@@ -84,8 +91,13 @@ def keys(
 
     udpfl deploy keys keys --site clinic-a
     """
-    from udpfl.deploy.keys import make_keys
+    from udpfl.deploy.keys import SHUFFLER, make_keys, make_seal
 
+    if shuffler:
+        path, public = make_seal(dir_, SHUFFLER)
+        typer.echo(f"shuffler: {path}; for the policies of the sites: public_key = {public!r}")
+        if not host and not site:
+            return
     made = make_keys(dir_, host or [], site or [], days)
     if host:
         typer.echo(f"CA: {made.ca}, for everybody (its key lies beside it: keep it off the server)")
@@ -93,6 +105,9 @@ def keys(
     for name in site or []:
         typer.echo(f"{name}: {made.site(name)}, for this site alone; to register: ", nl=False)
         typer.echo(f"flwr supernode register {made.public(name)} SUPERLINK --name {name}")
+        if seal:
+            path, public = make_seal(dir_ / "sites", name)
+            typer.echo(f"  to seal: {path}; for the shuffler: {name} = {public!r}")
 
 
 @deploy.command()
@@ -215,6 +230,25 @@ def _show(result: dict[str, Any], federation: LocalFederation) -> None:
         typer.echo(f"  ledger  {own['ledger']} ({own['charges']} charges, ", nl=False)
         typer.echo("verified)" if not found else f"NOT SOUND: {found[0]})")
     typer.echo(f"run       {result['run']}, {result['rounds']} rounds")
+
+
+@deploy.command()
+def shuffler(
+    config: Annotated[Path, typer.Argument(help="Key, sites and minimum of the shuffler (TOML).")],
+    socket: Annotated[Path, typer.Option(help="Socket to answer at.")] = Path("shuffler.sock"),
+) -> None:
+    """Mix sealed messages, so that the server gets those of a round without names.
+
+    It runs on a host of its own, with a SuperNode beside it that gets this socket as site-socket.
+
+    Example:
+
+    udpfl deploy shuffler shuffler.toml --socket /run/udpfl/shuffler.sock
+    """
+    from udpfl.deploy.shuffling import ShufflerConfig, ShufflerParty
+    from udpfl.site.service import serve
+
+    serve(ShufflerParty(ShufflerConfig.read(config)), socket, most=1 << 32)
 
 
 @deploy.command()

@@ -114,9 +114,10 @@ def serve(
     udpfl site serve policy.toml --socket /run/udpfl/site.sock
     """
     from udpfl.site import Gate, Policy
+    from udpfl.site.service import longest_request
     from udpfl.site.service import serve as answer
 
     own = Policy.read(policy)
     gate = Gate(own)
     gate.describe()  # reads the records now, not when the first request comes
-    answer(gate, socket or Path(own.state) / "site.sock")
+    answer(gate, socket or Path(own.state) / "site.sock", longest_request(gate))

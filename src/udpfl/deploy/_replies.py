@@ -46,7 +46,7 @@ class ReplyCheck:
         return sum(each) + _HEADER
 
     def __call__(self, site: str, round_: int, data: bytes) -> ClientMessage:
-        """The message of a site in a round.
+        """The message of a site in a round; of a site without a name where it was mixed.
 
         Raises:
             BadReply: It is another one, or cannot be aggregated.
@@ -60,10 +60,8 @@ class ReplyCheck:
             raise BadReply(f"not a message: {error}") from None
         if (message.client, message.round) != (site, round_):
             raise BadReply(f"a message of {message.client!r} in round {message.round!r}")
-        if weight != self.sizes[site]:
-            raise BadReply(
-                f"it declares {weight!r} records, and declared {self.sizes[site]} before"
-            )
+        if weight not in ([self.sizes[site]] if site else list(self.sizes.values())):
+            raise BadReply(f"it declares {weight!r} records, which it did not declare before")
         if message.tensors.keys() != self.shapes.keys():
             raise BadReply(f"the tensors {sorted(message.tensors)}, not {sorted(self.shapes)}")
         for name, tensor in message.tensors.items():

@@ -52,8 +52,8 @@ def client_app() -> ClientApp:
         return Message(content, reply_to=message)
 
     app.train()(pass_on)
-    app.query("describe")(pass_on)
-    app.query("finish")(pass_on)
+    for action in ("describe", "finish", "shuffle"):
+        app.query(action)(pass_on)
     return app
 
 

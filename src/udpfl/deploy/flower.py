@@ -27,7 +27,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _ABOUT, _BODY = "udpfl", "body"
-_MESSAGE_TYPES = {"describe": "query.describe", "finish": "query.finish", "train": "train"}
+_MESSAGE_TYPES = {
+    "describe": "query.describe",
+    "finish": "query.finish",
+    "shuffle": "query.shuffle",
+    "train": "train",
+}
 _SLOWEST = 3.0
 """Most seconds between two looks for a reply."""
 

@@ -25,6 +25,8 @@ except ImportError:
     raise MissingExtra("cryptography", "flower") from None
 
 CA, CA_KEY, SERVER, SERVER_KEY = "ca.crt", "ca.key", "server.crt", "server.key"
+SHUFFLER = "shuffler"
+"""Stands for the shuffler among the names of sites."""
 _CURVE = ec.SECP384R1()
 
 
@@ -93,6 +95,23 @@ def make_keys(
         if not keys.site(site).exists():
             _make_site(keys, site)
     return keys
+
+
+def make_seal(folder: Path, name: str) -> tuple[Path, str]:
+    """Make a key to sign sealed messages with, or to open them; its file, and its public half.
+
+    Args:
+        folder: Where it is kept.
+        name: Of the site; "shuffler" for the key that opens.
+    """
+    from udpfl.site.sealing import new_key, opening_public, read_key, signing_public
+
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.seal"
+    if not path.exists():
+        _write_secret(path, new_key().encode())
+    secret = read_key(path)
+    return path, opening_public(secret) if name == SHUFFLER else signing_public(secret)
 
 
 def _make_ca(keys: Keys, days: float) -> None:

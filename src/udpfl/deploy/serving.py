@@ -91,6 +91,7 @@ def run_federation(
             federation.deploy,
             ReplyCheck.of(setup, sizes_of),
             journal,
+            folder,
         )
         log.info("run %s in %s: %s", folder.identity.id, folder.path, ", ".join(setup.names))
         served = serve(setup, folder, sites, observers)

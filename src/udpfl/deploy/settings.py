@@ -50,6 +50,11 @@ class DeployConfig(Section):
     poll_every: Positive = Field(
         default=0.3, description="Seconds between two looks for an answer."
     )
+    shuffler: Literal["server", "node"] = Field(
+        default="server",
+        description="training.shuffle: who takes the names off messages: the server itself, or "
+        "with 'node' a node of its own, for which sites seal their messages.",
+    )
     evaluate: Literal["test", "none"] = Field(
         default="test",
         description="Whether the server evaluates models on the test records of its own data (the "
@@ -119,6 +124,10 @@ def _check(config: Config, deploy: DeployConfig) -> None:
         raise InvalidInput("privacy.ledger", "every site keeps its own: leave it out")
     if config.training.clients_per_round == 1 or config.data.clients == 1:
         raise InvalidInput("data.clients", "a federation has more than one site")
+    if deploy.shuffler == "node" and not config.training.shuffle:
+        raise InvalidInput(
+            "deploy.shuffler", "'node' has no effect without training.shuffle = true"
+        )
     asked = config.training.clients_per_round or config.data.clients
     if deploy.enough is not None and deploy.enough > asked:
         raise InvalidInput("deploy.enough", f"a round asks {asked} sites, got {deploy.enough}")

@@ -20,9 +20,11 @@ from udpfl.algorithms import ClientMessage
 from udpfl.deploy._replies import BadReply, ReplyCheck
 from udpfl.deploy.journal import Journal, Note
 from udpfl.deploy.settings import DeployConfig
+from udpfl.deploy.shuffling import pack, unpack
 from udpfl.deploy.transport import Node, NodeId, NoReply, Reply, Transport
 from udpfl.errors import InvalidInput, UdpflError
 from udpfl.federation.request import Answers, Request
+from udpfl.federation.stages.trusted_server import Store
 from udpfl.site.wire import NO_HEAD, SiteAnswer, SiteFacts, SiteRequest
 
 log = logging.getLogger(__name__)
@@ -44,6 +46,8 @@ class Directory:
     transport: Transport
     facts: dict[str, SiteFacts] = field(default_factory=dict)
     """What every site said of itself, by its name."""
+    shuffler: NodeId | None = None
+    """The node that mixes messages, if there is one."""
     _nodes: dict[str, NodeId] = field(default_factory=dict)
     _known: dict[NodeId, str] = field(default_factory=dict)
     """The site of a node; empty for one that is none."""
@@ -60,6 +64,7 @@ class Directory:
         there = self.transport.nodes()
         for gone in self._known.keys() - {node.id for node in there}:
             site = self._known.pop(gone)
+            self.shuffler = None if self.shuffler == gone else self.shuffler
             if self._nodes.get(site) == gone:
                 del self._nodes[site]
         now = time.monotonic()
@@ -77,6 +82,9 @@ class Directory:
             )
             if why := reply.about.get("refused"):
                 raise NoReply(str(why))
+            if "shuffler" in reply.about:
+                self.shuffler, self._known[node.id] = node.id, ""
+                return
             facts = SiteFacts.read(reply.about)
         except NoReply as error:
             log.info("node %d does not say which site it is: %s", node.id, error)
@@ -129,6 +137,8 @@ def gather(directory: Directory, deploy: DeployConfig, wanted: int) -> list[str]
         directory.look()
         there = deploy.sites or sorted(directory.facts)
         missing = [site for site in there if directory.node_of(site) is None]
+        if deploy.shuffler == "node" and directory.shuffler is None:
+            missing.append("the shuffler")
         if not missing and len(there) >= wanted:
             return list(there[:wanted])
         if time.monotonic() > ends:
@@ -144,8 +154,8 @@ class _Outcome:
     """What became of one site in a round."""
 
     site: str
-    message: ClientMessage | None = None
-    size: int = 0
+    message: bytes = b""
+    """Checked, or sealed."""
     refused: str = ""
     """By the site's own words."""
     ignored: str = ""
@@ -178,6 +188,7 @@ class RemoteSites:
         deploy: Timeouts and retries.
         check: Says whether a message can be used.
         journal: Keeps what sites say.
+        store: Keeps what a shuffler has mixed: a round is mixed once.
     """
 
     def __init__(
@@ -189,10 +200,11 @@ class RemoteSites:
         deploy: DeployConfig,
         check: ReplyCheck,
         journal: Journal,
+        store: Store,
     ) -> None:
         self._run, self._settings, self._names = run, settings, names
         self._directory, self._deploy = directory, deploy
-        self._check, self._journal = check, journal
+        self._check, self._journal, self._store = check, journal, store
         self._heads = dict(journal.heads())
         self._statements = dict(journal.statements())
         self._lock = threading.Lock()
@@ -211,13 +223,15 @@ class RemoteSites:
         Raises:
             RunPaused: There are too few of them, however often they are asked.
         """
+        if self._is_mixed and (stored := self._store.read_aggregate(request.round)) is not None:
+            return Answers(self._read_mixed(request.round, unpack(stored)))
         asked = [self._names[number] for number in chosen]
         enough = self._deploy.enough or len(asked) // 2 + 1
         done: dict[str, _Outcome] = {}
         for _ in range(self._deploy.pause_after):
             waiting = [site for site in asked if not _is_settled(done.get(site))]
             done |= self._ask_all(request, waiting, len(asked))
-            sent = [own for own in done.values() if own.message is not None]
+            sent = [own for own in done.values() if own.message]
             if len(sent) >= min(enough, len(asked) - _count_refused(done)):
                 return self._answers(request, asked, done)
             log.warning(
@@ -233,14 +247,55 @@ class RemoteSites:
         self, request: Request, asked: Sequence[str], done: Mapping[str, _Outcome]
     ) -> Answers:
         found = [done[site] for site in asked if site in done]
-        sent = [own for own in found if own.message is not None]
+        sent = [own.message for own in found if own.message]
         return Answers(
-            messages=[own.message for own in sent if own.message is not None],
+            messages=self._opened(request.round, sent),
             refused={own.site: own.refused for own in found if own.refused},
             ignored={own.site: own.ignored for own in found if own.ignored},
-            bytes_up=sum(own.size for own in sent),
+            bytes_up=sum(map(len, sent)),
             bytes_down=request.bytes * len(asked),
         )
+
+    def _opened(self, round_: int, sent: Sequence[bytes]) -> list[ClientMessage]:
+        """The messages; where a shuffler lies between, mixed and without names."""
+        if not self._is_mixed or not sent:
+            return [ClientMessage.from_bytes(own) for own in sent]
+        mixed = self._mixed(round_, sent)
+        self._store.write_aggregate(round_, pack(mixed))
+        return self._read_mixed(round_, mixed)
+
+    def _read_mixed(self, round_: int, mixed: Sequence[bytes]) -> list[ClientMessage]:
+        messages = []
+        for own in mixed:
+            try:
+                messages.append(self._check("", round_, own))
+            except BadReply as error:
+                log.warning("round %d goes on without a message: %s", round_, error)
+        return messages
+
+    def _mixed(self, round_: int, sent: Sequence[bytes]) -> list[bytes]:
+        """Hand sealed messages to the shuffler, again if it does not answer."""
+        about, why = {"ask": "shuffle", "run": self._run, "round": round_}, "it is not there"
+        for attempt in range(self._deploy.attempts):
+            time.sleep(self._deploy.retry_after * 2 ** (attempt - 1) if attempt else 0.0)
+            try:
+                if self._directory.shuffler is None:
+                    self._directory.look()
+                if (node := self._directory.shuffler) is None:
+                    continue
+                reply = self._directory.transport.ask(
+                    node, about, pack(sent), self._deploy.round_timeout, threading.Event()
+                )
+            except NoReply as error:
+                why = str(error)
+                continue
+            if not (why := str(reply.about.get("refused", ""))):
+                return unpack(reply.body)
+        raise RunPaused(f"round {round_}: the shuffler does not mix the messages: {why}")
+
+    @property
+    def _is_mixed(self) -> bool:
+        return self._deploy.shuffler == "node"
 
     def _ask_all(self, request: Request, sites: Sequence[str], cohort: int) -> dict[str, _Outcome]:
         """Ask sites at the same time, until all have answered or the round is over."""
@@ -320,13 +375,17 @@ class RemoteSites:
             if answer.refused and not answer.is_final:
                 log.warning("round %d: %s: %s", round_, site, answer.refused)
                 return None
-            message = None if answer.refused else self._check(site, round_, answer.message)
+            if answer.message and answer.is_sealed != self._is_mixed:
+                kind = "sealed for a shuffler" if answer.is_sealed else "not sealed"
+                raise BadReply(f"a message that is {kind}, and the run is not like that")
+            if answer.message and not answer.is_sealed:
+                self._check(site, round_, answer.message)
         except (BadReply, InvalidInput, TypeError) as error:
             return self._ignored(site, round_, f"a bad reply: {error}")
+        if not answer.message and not answer.refused:
+            return self._ignored(site, round_, "a bad reply: it sent nothing")
         self._note(answer, round_)
-        if message is None:
-            return _Outcome(site, refused=answer.refused or "it sent nothing")
-        return _Outcome(site, message, len(answer.message))
+        return _Outcome(site, answer.message, answer.refused)
 
     def _note(self, answer: SiteAnswer, round_: int) -> None:
         """Keep what a site says of its ledger, before its message is used."""

@@ -16,6 +16,7 @@ import logging
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,6 +35,7 @@ from udpfl.runs.folder import RunFolder
 from udpfl.site._admission import AdmittedRun, admit_run, data_config
 from udpfl.site._site_log import SiteLog
 from udpfl.site.policy import Policy
+from udpfl.site.sealing import Letter, read_key, seal
 from udpfl.site.wire import SiteAnswer, SiteFacts, SiteRequest, run_id
 
 log = logging.getLogger(__name__)
@@ -74,6 +76,8 @@ class Gate:
         self.ledger = Ledger(policy.ledger) if ledger is None else ledger
         self._log = SiteLog(self._state / "site.log")
         self._open: dict[str, AdmittedRun] = {}
+        if policy.shuffler.public_key is not None:
+            read_key(policy.shuffler.signing_key)  # refused now, not in the middle of a run
         if policy.machine.threads is not None:
             torch.set_num_threads(policy.machine.threads)
         self._lower_budget()
@@ -98,7 +102,17 @@ class Gate:
                 return self._without_message(_INTERNAL, is_final=False)
             stated = run.client.statement()
             self._log.note("answered", **place, spent=stated.short)
-            return SiteAnswer(self.policy.name, message, head=self._head, privacy=stated)
+            answer = SiteAnswer(self.policy.name, message, head=self._head, privacy=stated)
+            return self._sealed(answer, request)
+
+    def _sealed(self, answer: SiteAnswer, request: SiteRequest) -> SiteAnswer:
+        """The answer with a message that only the shuffler of the policy can open."""
+        shuffler = self.policy.shuffler
+        if shuffler.public_key is None:
+            return answer
+        letter = Letter(self.policy.name, request.run, request.round, answer.message)
+        sealed = seal(letter, read_key(shuffler.signing_key), shuffler.public_key)
+        return replace(answer, message=sealed, is_sealed=True)
 
     def handle(self, about: Mapping[str, Any], body: bytes = b"") -> tuple[dict[str, Any], bytes]:
         """Answer what came over a wire: `about` says what is asked.

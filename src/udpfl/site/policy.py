@@ -198,6 +198,25 @@ class AllowedServer(Section):
     )
 
 
+class SiteShuffler(Section):
+    """A shuffler between this site and the server, if there is one.
+
+    Then every message is sealed for it, and the server gets the messages of all sites mixed.
+    """
+
+    public_key: Text | None = Field(
+        default=None,
+        description="The shuffler's public key. If set, the server never gets a message of this "
+        "site by itself.",
+        examples=["rQvqY0oXnQb2v1pQ0o7w4H8n3sF2m5u6kq9Zl1t8xE0="],
+    )
+    signing_key: Text = Field(
+        default="seal.key",
+        description="File with the key by which the shuffler knows this site, as seen from this "
+        "policy (`udpfl deploy keys --seal`).",
+    )
+
+
 class SiteMachine(Section):
     """How the site computes."""
 
@@ -239,6 +258,9 @@ class Policy(Section):
     budget: SiteBudget = Field(description="What all releases together may cost.")
     releases: AllowedReleases = Field(description="What a request may ask for.")
     server: AllowedServer = Field(description="What the server may bring along.")
+    shuffler: SiteShuffler = Field(
+        default=SiteShuffler(), description="A shuffler between this site and the server."
+    )
     machine: SiteMachine = Field(default=SiteMachine(), description="How the site computes.")
 
     def _problems(self) -> Iterator[tuple[str, str]]:
@@ -291,11 +313,12 @@ class Policy(Section):
         """
         policy = cls.of(read(path, "policy"))
         folder = Path(path).absolute().parent
-        directory = folder / (policy.data.dir or "")
+        directory, key = folder / (policy.data.dir or ""), folder / policy.shuffler.signing_key
         return policy.model_copy(
             update={
                 "state": str(folder / policy.state),
                 "data": policy.data.model_copy(update={"dir": str(directory)}),
+                "shuffler": policy.shuffler.model_copy(update={"signing_key": str(key)}),
             }
         )
 

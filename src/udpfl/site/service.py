@@ -1,4 +1,4 @@
-"""The service of a site: one long-lived process that holds records, ledger and model.
+"""A service at a local socket: one long-lived process that holds records, ledger and model.
 
 Whoever speaks to the network (a Flower SuperNode) runs as another user who can reach this socket
 and nothing else. Code that a server ships to the site therefore sees what the gate hands out, never
@@ -12,8 +12,10 @@ import logging
 import os
 import signal
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
+from typing import Any, Protocol
 
 from udpfl.errors import InvalidInput
 from udpfl.site.connection import Parcel, receive, send, socket_path
@@ -28,18 +30,28 @@ _TENSORS = 8
 _HEADER = 1 << 20
 
 
+class Handler(Protocol):
+    """Whoever answers: the gate of a site, or a shuffler."""
+
+    def handle(self, about: Mapping[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+        """What goes back: a table, and bytes."""
+
+    def close(self) -> None:
+        """No more will come."""
+
+
 class Service:
-    """Answers for a gate at a local socket, one request at a time.
+    """Answers at a local socket, one request at a time.
 
     Args:
-        gate: Decides and answers.
+        handler: Decides and answers.
         path: Of the socket; members of its group may connect.
+        most: Bytes that a request may have.
     """
 
-    def __init__(self, gate: Gate, path: str | Path) -> None:
-        self._gate = gate
+    def __init__(self, handler: Handler, path: str | Path, most: int) -> None:
+        self._handler, self._most = handler, most
         self.path = Path(socket_path(path))
-        self._most = 4 * _TENSORS * gate.policy.server.parameters + _HEADER
         self._is_stopping = False
         _make_room(self.path)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -75,7 +87,7 @@ class Service:
         except (OSError, ValueError) as error:
             log.warning("a request could not be read: %s", error)
             return
-        about, message = self._gate.handle(asked.about, asked.body)
+        about, message = self._handler.handle(asked.about, asked.body)
         try:
             send(connection, Parcel(about, message))
         except OSError as error:  # it was charged and stored: whoever asks again gets the same
@@ -98,17 +110,22 @@ def _make_room(path: Path) -> None:
     raise InvalidInput("socket", f"another service answers at {str(path)!r}")
 
 
-def serve(gate: Gate, path: str | Path) -> None:
+def longest_request(gate: Gate) -> int:
+    """Bytes that a request to a gate may have."""
+    return 4 * _TENSORS * gate.policy.server.parameters + _HEADER
+
+
+def serve(handler: Handler, path: str | Path, most: int) -> None:
     """Answer at a socket until the process is asked to stop."""
-    service = Service(gate, path)
+    service = Service(handler, path, most)
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
         service.stop()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    log.info("site %s answers at %s", gate.policy.name, service.path)
+    log.info("answering at %s", service.path)
     try:
         service.run()
     finally:
-        gate.close()
+        handler.close()

@@ -124,6 +124,8 @@ class SiteAnswer:
     """The name of the site."""
     message: bytes = field(default=b"", repr=False)
     """A `ClientMessage`, charged and stored at the site; empty where it refused."""
+    is_sealed: bool = False
+    """Whether the message is for the shuffler alone."""
     refused: str = ""
     """Why there is no message."""
     is_final: bool = False
@@ -138,6 +140,7 @@ class SiteAnswer:
         return {
             "version": VERSION,
             "site": self.site,
+            "is_sealed": self.is_sealed,
             "refused": self.refused,
             "is_final": self.is_final,
             "head": list(self.head),
@@ -156,6 +159,7 @@ class SiteAnswer:
         return cls(
             site=_text("site", own.get("site")),
             message=message,
+            is_sealed=own.get("is_sealed") is True,
             refused=_text("refused", own.get("refused", "")),
             is_final=own.get("is_final") is True,
             head=head_from(own.get("head")),

@@ -59,7 +59,7 @@ class Shuffler(Stage):
             log.warning(
                 "round %d has a single message: the shuffler cannot hide its sender", round_
             )
-        return [_anonymous(messages[place]) for place in self._order(round_, len(messages))]
+        return [anonymous(messages[place]) for place in self._order(round_, len(messages))]
 
     def sort(self, messages: Sequence[ClientMessage]) -> list[ClientMessage]:
         """An order of the server's own: a round that runs again after a crash ends the same."""
@@ -75,7 +75,8 @@ class Shuffler(Stage):
         return sorted(order, key=words[0].tolist().__getitem__)
 
 
-def _anonymous(message: ClientMessage) -> ClientMessage:
+def anonymous(message: ClientMessage) -> ClientMessage:
+    """The message with nothing but its tensors and its public weight."""
     return ClientMessage(
         client="",
         round=message.round,

@@ -1,0 +1,158 @@
+"""The shuffler as a party of its own: it opens sealed messages, and hands them on mixed.
+
+It runs on a host of its own, as one more node of the federation. Sites seal their messages for its
+key, the server carries them there, and gets back the messages of a round without names, in a new
+order. The shuffler needs no trust for privacy: the noise is in the messages already. It is trusted
+with anonymity alone, that it keeps no list and does not work with the server.
+
+A server that hands over few messages, or the same ones in other company, would learn who sent what.
+So a batch has messages of at least `minimum` sites, signed by keys that the shuffler knows, each
+site once, and a round is mixed with one set of messages only.
+
+The server still sees which nodes answered, when, and how many; and by what it gets back, every
+message's public weight: sites that declare different sizes can be told apart by those.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from secrets import SystemRandom
+from typing import Any
+
+import torch
+from pydantic import Field, ValidationError
+
+from udpfl.algorithms import ClientMessage
+from udpfl.algorithms.message import tensors_from_bytes, tensors_to_bytes
+from udpfl.config import Count, Section, Text, read
+from udpfl.config.explaining import explained
+from udpfl.errors import InvalidInput, Refused
+from udpfl.federation.stages.shuffler import anonymous
+from udpfl.runs.writing import append_line
+from udpfl.site.sealing import Letter, NotSealed, opening_public, read_key, unseal
+from udpfl.site.wire import run_id
+
+log = logging.getLogger(__name__)
+
+
+class ShufflerConfig(Section):
+    """A shuffler, and the sites that it mixes.
+
+    Example:
+        >>> from udpfl.deploy.shuffling import ShufflerConfig
+        >>> ShufflerConfig.of({"minimum": 3, "sites": {"clinic-a": "…"}}).minimum
+        3
+    """
+
+    state: Text = Field(
+        default="state", description="Folder where it notes which rounds it has mixed."
+    )
+    key: Text = Field(default="shuffler.key", description="File with its private key.")
+    minimum: Count = Field(default=3, description="Fewest messages that it mixes.")
+    sites: dict[Text, Text] = Field(
+        description="The public keys of the sites, by their names.",
+        examples=[{"clinic-a": "rQvqY0oXnQb2v1pQ0o7w4H8n3sF2m5u6kq9Zl1t8xE0="}],
+    )
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> ShufflerConfig:
+        """From plain tables."""
+        try:
+            return cls.model_validate(dict(values))
+        except ValidationError as error:
+            raise explained(error, values, cls) from None
+
+    @classmethod
+    def read(cls, path: str | Path) -> ShufflerConfig:
+        """From a TOML file; paths in it are seen from the folder of the file."""
+        own, folder = cls.of(read(path, "shuffler")), Path(path).absolute().parent
+        places = {"state": str(folder / own.state), "key": str(folder / own.key)}
+        return own.model_copy(update=places)
+
+
+class ShufflerParty:
+    """Answers requests to mix; see `site.service` for how it is reached."""
+
+    def __init__(self, config: ShufflerConfig) -> None:
+        self._config, self._key = config, read_key(config.key)
+        self._state = Path(config.state)
+        self._state.mkdir(parents=True, exist_ok=True)
+
+    def handle(self, about: Mapping[str, Any], body: bytes = b"") -> tuple[dict[str, Any], bytes]:
+        """What is asked: who it is, or to mix the messages of a round."""
+        try:
+            match about.get("ask"):
+                case "describe":
+                    facts = {"public_key": opening_public(self._key)}
+                    return {"shuffler": {**facts, "minimum": self._config.minimum}}, b""
+                case "finish":
+                    return {"refused": ""}, b""
+                case "shuffle":
+                    mixed = self.mix(run_id(about.get("run")), about.get("round"), unpack(body))
+                    return {"refused": "", "messages": len(mixed)}, pack(mixed)
+                case other:
+                    raise Refused(f"a shuffler cannot be asked to {str(other)[:40]!r}")
+        except (Refused, InvalidInput) as error:
+            log.warning("refused: %s", error)
+            return {"refused": str(error)}, b""
+        except Exception:
+            log.exception("asked to %s", about.get("ask"))
+            return {"refused": "the shuffler could not answer; its log says why"}, b""
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def mix(self, run: str, round_: Any, sealed: Sequence[bytes]) -> list[bytes]:
+        """The messages of a round without names, in a new order.
+
+        Raises:
+            Refused: There are too few, or others than when this round was mixed before.
+        """
+        letters: dict[str, Letter] = {}
+        for data in sealed:
+            try:
+                letter = unseal(data, self._key, dict(self._config.sites))
+            except NotSealed as error:
+                log.warning("round %s of %s: %s", round_, run, error)
+                continue
+            if (letter.run, letter.round) == (run, round_):
+                letters.setdefault(letter.site, letter)
+        if len(letters) < self._config.minimum:
+            raise Refused(
+                f"{len(letters)} messages of known sites are too few to hide anybody: at least "
+                f"{self._config.minimum} are mixed"
+            )
+        self._require_same(run, int(round_), letters)
+        messages = [ClientMessage.from_bytes(own.message) for own in letters.values()]
+        SystemRandom().shuffle(messages)
+        return [anonymous(message).to_bytes() for message in messages]
+
+    def _require_same(self, run: str, round_: int, letters: Mapping[str, Letter]) -> None:
+        """Refuse another set of messages for a round that was mixed: the difference would tell."""
+        content = sorted((site, own.message) for site, own in letters.items())
+        digest = hashlib.sha256(repr(content).encode()).hexdigest()
+        path, known = self._state / f"{run}.jsonl", {}
+        if path.is_file():
+            for line in path.read_text().splitlines():
+                mixed, before = json.loads(line)
+                known[mixed] = before
+        if known.get(round_, digest) != digest:
+            raise Refused(f"round {round_} was mixed already, with other messages")
+        if round_ not in known:
+            append_line(path, json.dumps([round_, digest]))
+
+
+def pack(parts: Sequence[bytes]) -> bytes:
+    """Several byte strings as one."""
+    arrays = [torch.frombuffer(bytearray(own), dtype=torch.uint8) for own in parts]
+    return tensors_to_bytes({f"{number:06d}": own for number, own in enumerate(arrays)})
+
+
+def unpack(data: bytes) -> list[bytes]:
+    """The inverse of `pack`."""
+    tensors, _ = tensors_from_bytes(data)
+    return [tensors[name].numpy().tobytes() for name in sorted(tensors)]

@@ -1,0 +1,174 @@
+"""The shuffler as a party of its own: what the server gets, and what it cannot find out."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+from tests.deploy.memory import Memory, federation, ledgers
+from tests.deploy.one_process import in_one_process, seeded, weights
+from tests.site.samples import policy
+from udpfl import InvalidInput
+from udpfl.algorithms import ClientMessage
+from udpfl.deploy import RunPaused, run_federation
+from udpfl.deploy.keys import make_seal
+from udpfl.deploy.shuffling import ShufflerConfig, ShufflerParty, pack, unpack
+from udpfl.deploy.transport import Node, Reply
+from udpfl.site.sealing import Letter, read_key, seal
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+ROUNDS = 3
+
+
+class WithShuffler(Memory):
+    """Sites that seal, and a node that mixes."""
+
+    party: ShufflerParty
+    sealed: list
+
+    def nodes(self):
+        return [*super().nodes(), Node(99)]
+
+    def ask(self, node, about, body, timeout, stop):
+        if node == 99:
+            return Reply(*self.party.handle(about, body))
+        reply = super().ask(node, about, body, timeout, stop)
+        if about["ask"] == "train":
+            self.sealed.append((self.sites[node].name, reply.body))
+        return reply
+
+
+def sites(folder, minimum=3, **changes):
+    opened_by, public = make_seal(folder, "shuffler")
+    known, policies = {}, {}
+    for number in range(3):
+        path, known[f"client-{number}"] = make_seal(folder, f"client-{number}")
+        own = {"public_key": public, "signing_key": str(path)}
+        policies[number + 10] = policy(folder, number, shuffler=own, **changes)
+    made = WithShuffler(policies)
+    config = {"key": str(opened_by), "state": str(folder / "mixed"), "minimum": minimum}
+    made.party = ShufflerParty(ShufflerConfig.of({**config, "sites": known}))
+    made.sealed = []
+    return made
+
+
+DEPLOY = {"shuffler": "node"}
+SHUFFLE = {"training": {"rounds": ROUNDS, "shuffle": True}}
+
+
+def test_the_server_gets_messages_without_names(tmp_path):
+    own = sites(tmp_path)
+    served = run_federation(federation(DEPLOY, **SHUFFLE), own, out=tmp_path / "run")
+    assert [row["participants"] for row in served.metrics] == [3] * ROUNDS
+    with ledgers(own) as found:
+        assert [ledger.head()[0] for ledger in found] == [ROUNDS] * 3
+        secrets = [ledger.message(entry.run, 1, entry.round) or b"" for ledger in found
+                   for entry in ledger.history()]  # fmt: skip
+    assert len({len(data) for _, data in own.sealed}) == 1, "all messages have one length"
+    for _, data in own.sealed:
+        assert b"client" not in data
+        assert all(secret[-40:] not in data for secret in secrets if secret)
+
+
+def test_the_model_is_that_of_a_run_without_a_hop(tmp_path):
+    changes = seeded(training={"shuffle": True})
+    limits = {
+        "budget": {"runs": "one", "epsilon": 8.0},
+        "releases": {"in_all": 3, "per_round": 1},
+        "server": {"seeded_noise": True},
+    }
+    own = sites(tmp_path, **limits)
+    served = run_federation(federation(DEPLOY, **changes), own, out=tmp_path / "run")
+    expected = in_one_process(tmp_path / "one", **changes)
+    assert (weights(served.model) - weights(expected.model)).abs().max() <= 1e-6
+
+
+def test_orders_are_drawn_anew(tmp_path):
+    party = sites(tmp_path).party
+    letters = _letters(tmp_path, "r", 1)
+    found = Counter()
+    for _ in range(120):
+        mixed = [ClientMessage.from_bytes(own) for own in party.mix("r", 1, letters)]
+        found[tuple(float(message.tensors["update"][0]) for message in mixed)] += 1
+    assert len(found) == 6, "every order of three messages comes up"
+    assert min(found.values()) >= 5
+
+
+def _letters(folder, run, round_, count=3, value=0.0):
+    _, public = make_seal(folder, "shuffler")
+    sealed = []
+    for n in range(count):
+        update = {"update": torch.full((4,), float(n) + value)}
+        message = ClientMessage(f"client-{n}", round_, update, ("{}",), {"declared_size": 60})
+        path, _ = make_seal(folder, f"client-{n}")
+        letter = Letter(f"client-{n}", run, round_, message.to_bytes())
+        sealed.append(seal(letter, read_key(path), public))
+    return sealed
+
+
+def test_what_would_tell_who_sent_what_is_refused(tmp_path):
+    party = sites(tmp_path).party
+
+    def asked(run, round_, sealed):
+        about, body = party.handle({"ask": "shuffle", "run": run, "round": round_}, pack(sealed))
+        return about["refused"], body
+
+    good = _letters(tmp_path, "r", 1)
+    assert "too few" in asked("r", 1, good[:2])[0]
+    assert "too few" in asked("r", 1, [good[0]] * 3)[0], "one site counts once"
+    assert "too few" in asked("r", 2, good)[0], "messages of another round"
+    assert "too few" in asked("s", 1, good)[0], "messages of another run"
+    forged = [*good[:2], b"x" * len(good[0])]
+    assert "too few" in asked("r", 1, forged)[0]
+    refused, body = asked("r", 1, good)
+    assert refused == ""
+    assert [ClientMessage.from_bytes(own).client for own in unpack(body)] == ["", "", ""]
+    assert [ClientMessage.from_bytes(own).events for own in unpack(body)] == [(), (), ()]
+    # The same messages, sealed again, may be mixed again; others may not.
+    assert asked("r", 1, _letters(tmp_path, "r", 1))[0] == ""
+    assert "with other messages" in asked("r", 1, _letters(tmp_path, "r", 1, value=0.5))[0]
+    assert "cannot be asked" in party.handle({"ask": "train"}, b"")[0]["refused"]
+
+
+def test_a_server_that_died_after_mixing_goes_on(tmp_path, monkeypatch):
+    own = sites(tmp_path, minimum=2)
+
+    class Killed(BaseException): ...
+
+    def dies(*_):
+        raise Killed
+
+    monkeypatch.setattr("udpfl.runs.folder.RunFolder.append_metrics", dies)
+    with pytest.raises(Killed):
+        run_federation(federation(DEPLOY, **SHUFFLE), own, out=tmp_path / "run")
+    monkeypatch.undo()
+    served = run_federation(federation(DEPLOY, **SHUFFLE), own, resume=tmp_path / "run")
+    assert [row["round"] for row in served.metrics] == [1, 2, 3]
+    with ledgers(own) as found:
+        assert [ledger.head()[0] for ledger in found] == [ROUNDS] * 3
+
+
+def test_messages_that_are_not_sealed_are_left_out_and_the_other_way_round(tmp_path):
+    own = sites(tmp_path)
+    plain = {"training": {"rounds": ROUNDS}}
+    deploy = {"pause_after": 1, "attempts": 1}
+    with pytest.raises(RunPaused):
+        run_federation(federation(deploy, **plain), own, out=tmp_path / "plain")
+    open_ = sites(tmp_path / "open")
+    for node, known in open_.sites.items():
+        open_.sites[node] = known.model_copy(update={"shuffler": type(known.shuffler)()})
+    with pytest.raises(RunPaused):
+        run_federation(federation({**DEPLOY, **deploy}, **SHUFFLE), open_, out=tmp_path / "sealed")
+
+
+def test_a_shuffler_that_is_not_there_is_waited_for(tmp_path):
+    own = sites(tmp_path)
+    own.nodes = lambda: Memory.nodes(own)
+    with pytest.raises(RunPaused, match="the shuffler missing"):
+        run_federation(
+            federation({**DEPLOY, "start_timeout": 0.3}, **SHUFFLE), own, out=tmp_path / "run"
+        )
+    with pytest.raises(InvalidInput, match="shuffle"):
+        federation(DEPLOY)
