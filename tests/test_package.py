@@ -171,7 +171,7 @@ def test_exported_names_exist_and_are_sorted():
 
 def test_one_exception_hierarchy():
     found = [e for e in vars(errors).values() if isinstance(e, type)]
-    assert len(found) == 9
+    assert len(found) == 10
     assert all(issubclass(e, errors.UdpflError) for e in found)
     assert issubclass(errors.InvalidInput, ValueError)
     with pytest.raises(ImportError, match=r"pip install -e '\.\[train\]'"):

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         LedgerError,
         LedgerUnavailable,
         MissingExtra,
+        Refused,
         UdpflError,
         Unsupported,
     )
@@ -87,6 +88,7 @@ _PLACES = {
     "PrivacyStatement": "accounting",
     "PureDP": "accounting",
     "R2dp": "mechanisms",
+    "Refused": "errors",
     "Release": "accounting",
     "Repeated": "accounting",
     "Run": "federation",
@@ -163,6 +165,7 @@ __all__ = [
     "PrivacyStatement",
     "PureDP",
     "R2dp",
+    "Refused",
     "Release",
     "Repeated",
     "Run",

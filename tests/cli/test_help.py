@@ -91,7 +91,11 @@ def test_the_examples_use_options_that_exist(path):
     for line in examples(VERBS[path]):
         words = shlex.split(line.partition(" > ")[0].partition(" | ")[0])[1:]
         called = next(p for n in (3, 2, 1) if (p := tuple(words[:n])) in VERBS)
-        known = {name for option in VERBS[called].params for name in option.opts}
+        known = {
+            name
+            for option in VERBS[called].params
+            for name in (*option.opts, *option.secondary_opts)
+        }
         used = {word.partition("=")[0] for word in words if word.startswith("--")}
         assert used <= known, used - known
 

@@ -11,7 +11,7 @@ from flwr.serverapp import ServerApp
 
 from tests.site.hostile import WAYS, broken
 from tests.site.samples import request
-from udpfl.deploy.flower import FlowerTransport
+from udpfl.deploy._flower import FlowerTransport
 
 REQUESTS = 20
 app = ServerApp()

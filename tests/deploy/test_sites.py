@@ -15,7 +15,7 @@ from tests.deploy.faults import BAD, GONE, died, late, lost, silent
 from tests.deploy.memory import Call, federation, ledgers, memory
 from udpfl.algorithms import ClientMessage
 from udpfl.deploy import RunPaused, run_federation
-from udpfl.deploy.journal import Journal
+from udpfl.deploy._journal import Journal
 from udpfl.deploy.transport import NoReply
 
 pytestmark = pytest.mark.usefixtures("one_thread")

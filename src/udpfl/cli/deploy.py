@@ -25,8 +25,14 @@ if TYPE_CHECKING:
 
 deploy = typer.Typer(
     help="Run the same federation on Flower, across machines: app, keys, demo, status.",
-    no_args_is_help=True,
 )
+
+
+@deploy.callback(invoke_without_command=True)
+def _root(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
 
 _RECORDS = 4000
 """Training records of the embedded default."""
@@ -48,8 +54,7 @@ def init(
 
     udpfl deploy init my-federation
 
-    cd my-federation && flwr run . local --stream --federation-config "num-supernodes=3"
-    -c "site-policies='$PWD/sites'"
+    udpfl deploy init my-federation --sites 5 --rounds 20
     """
     from udpfl.deploy.starting import part_sizes, write_app
 
@@ -262,7 +267,7 @@ def status(
 
     Example:
 
-    udpfl deploy status runs/deployed-fedavg-20260101-120000-ab12
+    udpfl deploy status runs/deployed-20260101-120000-ab12
     """
     from udpfl.deploy.status import status_of
 
@@ -304,7 +309,7 @@ def resume(
 
     Example:
 
-    udpfl deploy resume runs/deployed-fedavg-20260101-120000-ab12 --app my-federation
+    udpfl deploy resume runs/deployed-20260101-120000-ab12 --app my-federation
     """
     from udpfl.deploy.local import command
 

@@ -14,8 +14,14 @@ from udpfl.errors import InvalidInput
 
 site = typer.Typer(
     help="Write and check the policy of a site, and answer requests within it.",
-    no_args_is_help=True,
 )
+
+
+@site.callback(invoke_without_command=True)
+def _root(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
 
 Policy_ = Annotated[Path, typer.Argument(help="The policy of the site (TOML).")]
 

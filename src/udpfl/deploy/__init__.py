@@ -13,16 +13,31 @@ if TYPE_CHECKING:
     from udpfl.deploy.serving import run_federation
     from udpfl.deploy.settings import Federation
     from udpfl.deploy.sites import RunPaused
+    from udpfl.deploy.transport import Node, NoReply, Reply, Transport
 
 _PLACES = {
     "Federation": "settings",
+    "NoReply": "transport",
+    "Node": "transport",
+    "Reply": "transport",
     "RunPaused": "sites",
+    "Transport": "transport",
     "client_app": "client_app",
     "run_federation": "serving",
     "server_app": "server_app",
 }
 
-__all__ = ["Federation", "RunPaused", "client_app", "run_federation", "server_app"]
+__all__ = [
+    "Federation",
+    "NoReply",
+    "Node",
+    "Reply",
+    "RunPaused",
+    "Transport",
+    "client_app",
+    "run_federation",
+    "server_app",
+]
 
 
 def __getattr__(name: str) -> Any:

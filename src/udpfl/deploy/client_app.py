@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from udpfl.deploy.flower import from_records, to_records
+from udpfl.deploy._flower import from_records, to_records
 from udpfl.errors import InvalidInput, MissingExtra
 from udpfl.site.connection import ask
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from udpfl.accounting.statement import shown
-from udpfl.deploy.flower import FlowerTransport
+from udpfl.deploy._flower import FlowerTransport
 from udpfl.deploy.serving import run_federation
 from udpfl.deploy.settings import Federation
 from udpfl.errors import MissingExtra

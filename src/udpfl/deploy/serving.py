@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from udpfl.config import load
+from udpfl.deploy._journal import Journal
 from udpfl.deploy._replies import ReplyCheck
-from udpfl.deploy.journal import Journal
 from udpfl.deploy.settings import Federation
 from udpfl.deploy.sites import Directory, RemoteSites, gather
 from udpfl.deploy.transport import Transport
@@ -142,5 +142,4 @@ def _place(federation: Federation, out: str | Path | None) -> Path:
     if out or federation.config.out:
         return Path(str(out or federation.config.out))
     now = datetime.now().astimezone()
-    name = f"deployed-{federation.config.training.algorithm}".replace(":", "-")
-    return Path("runs") / f"{name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    return Path("runs") / f"deployed-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"

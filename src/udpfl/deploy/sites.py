@@ -17,8 +17,8 @@ from typing import Any
 
 from udpfl.accounting import PrivacyStatement
 from udpfl.algorithms import ClientMessage
+from udpfl.deploy._journal import Journal, Note
 from udpfl.deploy._replies import BadReply, ReplyCheck
-from udpfl.deploy.journal import Journal, Note
 from udpfl.deploy.settings import DeployConfig
 from udpfl.deploy.shuffling import pack, unpack
 from udpfl.deploy.transport import Node, NodeId, NoReply, Reply, Transport

@@ -11,6 +11,19 @@ from string import Template
 
 from udpfl.errors import InvalidInput
 
+_FILES = {
+    "gitignore": ".gitignore",
+    "pyproject.toml": "pyproject.toml",
+    "README.md": "README.md",
+    "init.py": "{package}/__init__.py",
+    "server_app.py": "{package}/server_app.py",
+    "client_app.py": "{package}/client_app.py",
+    "model.py": "{package}/model.py",
+    "federation.toml": "{package}/federation.toml",
+    "site_data.py": "sites/site_data.py",
+}
+"""Where the templates go."""
+
 
 @dataclass(frozen=True)
 class App:
@@ -57,39 +70,19 @@ def write_app(
     Raises:
         InvalidInput: The folder is not empty, or its name cannot be that of an app.
     """
-    name = re.sub(r"[^a-z0-9-]+", "-", folder.absolute().name.lower()).strip("-")
-    if not name or not name[0].isalpha():
-        raise InvalidInput("dir", f"{folder.name!r} does not begin with a letter")
+    name = _app_name(folder)
     if folder.exists() and any(folder.iterdir()):
         raise InvalidInput("dir", f"{str(folder)!r} is not empty")
     package = name.replace("-", "_")
-    sites = [f"client-{number}" for number in range(len(sizes))]
-    folder = folder.absolute()
-    app = App(folder, package, sites)
-    said = {
-        "name": name,
-        "package": package,
-        "publisher": "udpfl",
-        "sites": str(len(sites)),
-        "rounds": str(rounds),
-    }
-    for source, target in {
-        "gitignore": ".gitignore",
-        "pyproject.toml": "pyproject.toml",
-        "README.md": "README.md",
-        "init.py": f"{package}/__init__.py",
-        "server_app.py": f"{package}/server_app.py",
-        "client_app.py": f"{package}/client_app.py",
-        "model.py": f"{package}/model.py",
-        "federation.toml": f"{package}/federation.toml",
-        "site_data.py": "sites/site_data.py",
-    }.items():
-        _write(folder / target, _filled(source, said))
-    for number, (site, size) in enumerate(zip(sites, sizes, strict=True)):
+    app = App(folder.absolute(), package, [f"client-{number}" for number in range(len(sizes))])
+    said = {"name": name, "package": package, "sites": str(len(sizes)), "rounds": str(rounds)}
+    for source, target in _FILES.items():
+        _write(app.folder / target.format(package=package), _filled(source, said))
+    for number, (site, size) in enumerate(zip(app.sites, sizes, strict=True)):
         own = {
             "site": site,
             "part": str(number),
-            "parts": str(len(sites)),
+            "parts": str(len(sizes)),
             "size": str(size),
             "epsilon": repr(float(epsilon)),
             "delta": repr(float(delta)),
@@ -98,6 +91,13 @@ def write_app(
         }
         _write(app.policy(site), _filled("policy.toml", own))
     return app
+
+
+def _app_name(folder: Path) -> str:
+    name = re.sub(r"[^a-z0-9-]+", "-", folder.absolute().name.lower()).strip("-")
+    if not name or not name[0].isalpha():
+        raise InvalidInput("dir", f"{folder.name!r} does not begin with a letter")
+    return name
 
 
 def _filled(name: str, values: dict[str, str]) -> str:

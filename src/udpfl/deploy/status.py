@@ -8,7 +8,7 @@ from typing import Any
 
 from udpfl.accounting.statement import shown
 from udpfl.config import load
-from udpfl.deploy.journal import Journal, Note
+from udpfl.deploy._journal import Journal, Note
 from udpfl.errors import InvalidInput
 from udpfl.runs.files import has_ended, read_identity, read_metrics, read_summary
 from udpfl.runs.names import CONFIG

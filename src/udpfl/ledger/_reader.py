@@ -32,7 +32,8 @@ class LedgerReader:
     """The half of a ledger that answers questions. None of its methods writes."""
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
-        self._file = LedgerFile(Path(path), read_only=read_only)
+        self.path = Path(path)
+        self._file = LedgerFile(self.path, read_only=read_only)
         if self._file.is_former:
             if read_only:
                 self._file.copy_into_memory()
@@ -63,11 +64,6 @@ class LedgerReader:
         """Whatever is read inside is of one moment; other processes may write meanwhile."""
         with self._file.snapshot():
             yield
-
-    @property
-    def path(self) -> Path:
-        """Its file."""
-        return self._file.path
 
     @property
     def is_new(self) -> bool:
@@ -159,9 +155,8 @@ class LedgerReader:
     def spent(self, account: int, run: str | None = None, up_to: int | None = None) -> Event | None:
         """Everything charged so far, in one run or in all, as one event; None if nothing was.
 
-        With `up_to`, everything up to the charge of that number.
-        Answers without a privacy claim are no event. `statement`, `would_exceed` and `commit` know
-        of them and treat them as what they are.
+        With `up_to`, everything up to the charge of that number. Answers without a privacy claim
+        are no event; `statement`, `would_exceed` and `commit` treat them as what they are.
         """
         self._accounts.owner(account)
         return as_event(self._balances.charged(account, run, up_to).totals)
