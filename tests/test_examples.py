@@ -25,7 +25,7 @@ def script(name: str, folder: Path) -> str:
 
 
 def test_no_example_goes_untried():
-    here = {"own_model_and_data.py", "own_csv.py", "own_csv.toml"}
+    here = {"own_model_and_data.py", "own_csv.py", "own_csv.toml", "own_framework.py"}
     in_test_docs = {"own_mechanism.py", "shared_budget.py", "plugin.toml", "README.md"}
     assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == here | in_test_docs
 
@@ -39,6 +39,15 @@ def test_own_model_and_data(tmp_path):
     assert summary["privacy"]["kind"] == "guarantee"
     assert 1.9 < summary["privacy"]["epsilon"] <= 2.0
     assert len(summary["clients"]) == 5
+
+
+def test_own_framework(tmp_path):
+    said = script("own_framework.py", tmp_path).splitlines()
+    accuracies = [float(line.rpartition(" ")[2]) for line in said[:5]]
+    assert accuracies[-1] > 0.4
+    assert [line.partition(":")[0] for line in said[5:8]] == ["clinic-0", "clinic-1", "clinic-2"]
+    assert all("-DP for one record" in line for line in said[5:8])
+    assert said[8] == "one run more: the run has 5 releases, and the policy leaves 0 of 5"
 
 
 def test_own_csv(tmp_path, monkeypatch):

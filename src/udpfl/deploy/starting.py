@@ -18,7 +18,6 @@ _FILES = {
     "init.py": "{package}/__init__.py",
     "server_app.py": "{package}/server_app.py",
     "client_app.py": "{package}/client_app.py",
-    "model.py": "{package}/model.py",
     "federation.toml": "{package}/federation.toml",
     "site_data.py": "sites/site_data.py",
 }
@@ -78,6 +77,8 @@ def write_app(
     said = {"name": name, "package": package, "sites": str(len(sizes)), "rounds": str(rounds)}
     for source, target in _FILES.items():
         _write(app.folder / target.format(package=package), _filled(source, said))
+    for place in (app.folder, app.folder / "sites"):  # the server and the sites both need it
+        _write(place / "model.py", _filled("model.py", said))
     for number, (site, size) in enumerate(zip(app.sites, sizes, strict=True)):
         own = {
             "site": site,

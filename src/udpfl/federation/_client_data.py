@@ -208,18 +208,27 @@ def declared_sizes(config: Config, data: DataSet, parts: Sequence[Indices]) -> l
 
 
 def assumptions(
-    config: Config, data: DataSet, given: object, method: Algorithm, public: Indices
+    config: Config,
+    data: DataSet,
+    given: object,
+    method: Algorithm,
+    public: Indices,
+    *,
+    is_evaluated: bool = True,
 ) -> tuple[str, ...]:
     """What was read off the records and is used as if everyone knew it.
 
     Little for the built-in benchmarks, whose sizes and labels are in every textbook.
+    `is_evaluated` is whether models are evaluated on test records, and the scores published.
     """
     found = []
     if method.needs_public:
         found.append(
             f"assumes that the {len(public)} public records (data.public) need no protection"
         )
-    is_tested_on_clients = data.test.positions is not None and config.privacy.ledger is not None
+    is_tested_on_clients = (
+        is_evaluated and data.test.positions is not None and config.privacy.ledger is not None
+    )
     if is_tested_on_clients:
         found.append(
             "assumes that the records of the test split are public: scores on them are published "
@@ -235,7 +244,7 @@ def assumptions(
     stated = not is_own or isinstance(given, DataSet) or "labels" in config.data.options
     if data.classes is not None and not stated:
         found.append("assumes that the set of labels is public")
-    if is_own and not is_tested_on_clients:
+    if is_evaluated and is_own and not is_tested_on_clients:
         found.append("assumes that the records of the test split are public")
     if config.data.person is not None and config.privacy.ledger is not None:
         found.append(

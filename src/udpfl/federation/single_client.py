@@ -25,7 +25,7 @@ from udpfl.data.records import Indices, Records
 from udpfl.errors import BudgetExceeded
 from udpfl.federation._assembly import Assembly
 from udpfl.federation._calibration import NO_PASTS, plan_releases
-from udpfl.federation._client_data import divide_records
+from udpfl.federation._client_data import assumptions, divide_records
 from udpfl.federation._combinations import check_combination
 from udpfl.federation._opening import begin_folder
 from udpfl.federation._stored_run import StoredRun
@@ -164,6 +164,13 @@ class ClientSetup(Setup):
         return sum(p.numel() for p in self.network.parameters() if p.requires_grad)
 
     @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What was read off the records; a client by itself publishes no scores."""
+        return assumptions(
+            self.config, self.data, None, self.algorithm, self.public, is_evaluated=False
+        )
+
+    @property
     def brings_noise(self) -> bool:
         """Whether the method prescribes its noise, so that none is calibrated to a budget."""
         return type(self.algorithm).own_noise is not Algorithm.own_noise
@@ -224,7 +231,7 @@ class ClientRun:
         cls, setup: ClientSetup, folder: RunFolder, ledger: Ledger, budget: Budget | None
     ) -> ClientRun:
         read = StoredRun.read(folder, setup.dimension, setup.fingerprints)
-        stored = replace(read, ledger=ledger.path)
+        stored = replace(read, ledger=ledger.path, has_shared_ledger=False)
         require_charges(stored, setup.holding)
         with ledger.transaction():
             if budget is not None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -76,6 +77,8 @@ class Gate:
         self.ledger = Ledger(policy.ledger) if ledger is None else ledger
         self._log = SiteLog(self._state / "site.log")
         self._open: dict[str, AdmittedRun] = {}
+        if policy.code not in sys.path:
+            sys.path.append(policy.code)
         if policy.shuffler.public_key is not None:
             read_key(policy.shuffler.signing_key)  # refused now, not in the middle of a run
         if policy.machine.threads is not None:

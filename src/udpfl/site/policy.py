@@ -37,8 +37,9 @@ class SiteData(Section):
     """The site's own records. Nothing that a server sends decides anything about them."""
 
     name: Text = Field(
-        description="A built-in data set, csv for a table, or your own as package.module:function.",
-        examples=["csv"],
+        description="A built-in data set, 'table' for CSV files, or your own as "
+        "package.module:function.",
+        examples=["table"],
     )
     dir: Text | None = Field(
         default=None,
@@ -46,7 +47,7 @@ class SiteData(Section):
         examples=["/srv/records"],
     )
     options: Options = Field(
-        default={}, description="Settings of the data set (CSV: path, target, columns, ...)."
+        default={}, description="Settings of the data set (table: path, target, scale, ...)."
     )
     declared_size: Count = Field(
         description="Public number that stands for the number of records, or of persons: what "
@@ -254,6 +255,11 @@ class Policy(Section):
         description="Folder of the ledger, the runs and the log, as seen from this policy. Keep it "
         "on a local disk, and back it up (docs/deployment.md).",
     )
+    code: Text = Field(
+        default=".",
+        description="Folder with Python files of yours that this policy names, such as a loader or "
+        "a network, as seen from this policy.",
+    )
     data: SiteData = Field(description="The site's own records.")
     budget: SiteBudget = Field(description="What all releases together may cost.")
     releases: AllowedReleases = Field(description="What a request may ask for.")
@@ -317,6 +323,7 @@ class Policy(Section):
         return policy.model_copy(
             update={
                 "state": str(folder / policy.state),
+                "code": str((folder / policy.code).resolve()),
                 "data": policy.data.model_copy(update={"dir": str(directory)}),
                 "shuffler": policy.shuffler.model_copy(update={"signing_key": str(key)}),
             }
