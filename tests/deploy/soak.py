@@ -206,7 +206,7 @@ class Soak:
         try:
             with filler.open("wb") as file:
                 while True:
-                    file.write(bytes(1 << 16))
+                    file.write(bytes(1 << 20))
         except OSError:
             pass
         time.sleep(self.random.uniform(3, 8))
@@ -295,12 +295,12 @@ def _is_mounted(path: Path) -> bool:
 
 
 def _mount(state: Path) -> bool:
-    """A disk of eight megabytes in the place of a folder, with what was in it."""
+    """A small disk in the place of a folder, with what was in it."""
     kept = state.with_name("state-kept")
     shutil.move(state, kept)
     state.mkdir()
     done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(state)],
+        ["mount", "-t", "tmpfs", "-o", "size=256m", "tmpfs", str(state)],
         capture_output=True,
         check=False,
     )

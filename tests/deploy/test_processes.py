@@ -9,7 +9,8 @@ import pytest
 
 import udpfl
 from tests.deploy.one_process import in_one_process, seeded, weights
-from tests.deploy.processes import FEDERATION, local, needs_flower, small_app
+from tests.deploy.processes import FEDERATION, ROOT, local, needs_flower, small_app
+from tests.deploy.soak import soak
 from tests.site.samples import everything_in, settings
 from udpfl import Ledger
 from udpfl.deploy.keys import make_keys
@@ -109,3 +110,11 @@ def test_a_server_that_is_not_the_right_one_is_refused(tmp_path, local, hosts, d
     mine = ["--auth-supernode-private-key", str(own.keys.site("client-0"))]
     text = printed_by_node(own, "--root-certificates", str(own.keys.ca), *mine)
     assert why in text
+
+
+def test_a_few_faults_in_a_row(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    names = ("kill node", "kill service", "cut network", "nan", "garbage")
+    found = soak(tmp_path, 5, 600, names)
+    assert set(found.done) == set(names)

@@ -41,19 +41,21 @@ from udpfl.ledger.ledger import Ledger
 from udpfl.runs.folder import RunFolder
 
 
-def load_client_data(config: Config, part: int | None = None) -> tuple[DataSet, Indices]:
+def load_client_data(
+    config: Config, part: int | None = None, *, keeps_test: bool = False
+) -> tuple[DataSet, Indices]:
     """The records of one client, and which of them it trains on.
 
     Args:
-        config: Names the data. `data.test` is the share that is never trained on, as small as it
-            can be if nothing is to be left out; it counts where the data has no test set.
+        config: Names the data.
         part: Which part of a data set that is divided among `data.clients`; None for all of it.
+        keeps_test: Whether the share `data.test` is held out; else all records are trained on.
 
     Returns:
         A data set whose test records are the client's own, to try a model on, and positions in it.
     """
     data = load_dataset(config, None, None)
-    if part is None and data.test.positions is not None:
+    if part is None and not keeps_test and data.test.positions is not None:
         data = _joined(data)
     data = replace(data, owners=None, owner_names=None, test_owners=None, test_columns={})
     if config.data.person is not None:

@@ -172,7 +172,8 @@ class Gate:
 
     @cached_property
     def _data(self) -> tuple[DataSet, Indices]:
-        return load_client_data(data_config(self.policy), self.policy.data.part)
+        own = self.policy.data
+        return load_client_data(data_config(self.policy), own.part, keeps_test=own.test > 0)
 
     @property
     def _head(self) -> Head:
