@@ -5,7 +5,7 @@ under SecAgg+. Every client sends a known vector of integers. Prints the time an
 of each round and whether the server's sum is the true one in every entry. Flower loads
 this same file as its app (client_app, server_app).
 
-    python secagg_probe.py --nodes 3 --size 26010 --timeout 300
+    python benchmarks/secagg.py --nodes 3 --size 26010 --timeout 300
 """
 
 import argparse

@@ -28,6 +28,8 @@ PACKAGES = [
     "udpfl.models",
     "udpfl.report",
     "udpfl.trackers",
+    "udpfl.site",
+    "udpfl.deploy",
 ]
 """What each has in `__all__` is public."""
 BESIDES = [
@@ -60,11 +62,14 @@ WITHOUT_EXAMPLE = {
     "LocalClient": ASSEMBLED,
     "LocalTraining": PROTOCOL,
     "MLflow": "importing mlflow takes seconds",
+    "NoReply": RAISED,
     "Mechanism": "is not subclassed: `Tabulated` is, and has an example",
     "PlanRow": RESULT,
     "PublicData": ASSEMBLED,
+    "Refused": RAISED,
     "Row": RESULT,
     "Run": RESULT,
+    "RunPaused": RAISED,
     "RunRecord": RESULT,
     "RunSelection": RESULT,
     "SeedRun": RESULT,
@@ -73,6 +78,7 @@ WITHOUT_EXAMPLE = {
     "Tracker": "is not subclassed by a user: `TensorBoard` has an example",
     "TrainedModel": RESULT,
     "Trainer": ASSEMBLED,
+    "Transport": PROTOCOL,
     "UdpflError": RAISED,
     "Unsupported": RAISED,
     "Verdict": RESULT,
@@ -129,6 +135,8 @@ def parameters(thing: Any) -> set[str]:
 
 def documented_fields(thing: Any) -> set[str]:
     """Fields of a record with a text below them, its own and inherited ones."""
+    if hasattr(thing, "model_fields"):  # a section of a file
+        return {name for name, own in thing.model_fields.items() if own.description}
     if not (dataclasses.is_dataclass(thing) or hasattr(thing, "_fields")):
         return set()
     found = set()

@@ -35,6 +35,9 @@ _FAILED = {"version": 1, "site": "", "refused": "the site could not answer", "is
 def client_app() -> ClientApp:
     """The app of a site, for `client_app.py` of a Flower app.
 
+    Returns:
+        It passes what it is asked to the site, and hands back what the site says.
+
     Example:
         >>> from udpfl.deploy import client_app
         >>> app = client_app()

@@ -38,6 +38,9 @@ def server_app(file: str | Path, model: nn.Module | None = None) -> ServerApp:
         file: The federation's TOML file.
         model: A network of your own; else the one that the file names.
 
+    Returns:
+        It runs the server half of the federation in the file.
+
     Example:
         >>> from udpfl.deploy import server_app
         >>> app = server_app("federation.toml")

@@ -65,6 +65,15 @@ def run_federation(
     Raises:
         RunPaused: Too few sites answer; the run can be resumed.
         InvalidInput: A setting is wrong, or the sites do not fit together.
+
+    Example:
+        >>> from udpfl.deploy import Federation, RunPaused, run_federation
+        >>> class Nobody:
+        ...     def nodes(self): return []
+        >>> own = Federation.of({"deploy": {"start_timeout": 0.1}})
+        >>> try: run_federation(own, Nobody())
+        ... except RunPaused as error: print(error)
+        not all sites were there after 0.1 seconds: 0 of 10
     """
     directory = Directory(transport)
     if resume is not None:

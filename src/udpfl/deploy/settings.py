@@ -74,11 +74,18 @@ class _DeploySection(Section):
 
 @dataclass(frozen=True)
 class Federation:
-    """A deployed federation, as its file says."""
+    """A deployed federation, as its file says.
+
+    Example:
+        >>> from udpfl.deploy import Federation
+        >>> Federation.of({"deploy": {"sites": ["clinic-a", "clinic-b"]}}).config.data.clients
+        2
+    """
 
     config: Config
     """Of the run. What it does not set explicitly about budget and noise, sites decide."""
     deploy: DeployConfig
+    """Timeouts, retries, and who takes part."""
 
     @classmethod
     def read(cls, path: str | Path, overrides: Iterable[str] = ()) -> Federation:

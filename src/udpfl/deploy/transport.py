@@ -14,19 +14,34 @@ NodeId = int
 
 @dataclass(frozen=True)
 class Node:
-    """Somebody who can be asked."""
+    """Somebody who can be asked.
+
+    Example:
+        >>> from udpfl.deploy import Node
+        >>> Node(7, "clinic-a").name
+        'clinic-a'
+    """
 
     id: NodeId
+    """Of the transport."""
     name: str = ""
     """Under which its key was registered; empty where nobody said it."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a node sent back."""
+    """What a node sent back.
+
+    Example:
+        >>> from udpfl.deploy import Reply
+        >>> Reply({"refused": "another model"}).body
+        b''
+    """
 
     about: Mapping[str, Any]
+    """A table of plain data."""
     body: bytes = field(default=b"", repr=False)
+    """A message, if there is one."""
 
 
 class NoReply(UdpflError):

@@ -235,13 +235,9 @@ class Policy(Section):
 
     Example:
         >>> from udpfl.site import Policy
-        >>> policy = Policy.of({
-        ...     "name": "clinic-a",
-        ...     "data": {"name": "mnist5k", "declared_size": 4000},
-        ...     "budget": {"epsilon": 8.0, "delta": 1e-5},
-        ...     "releases": {"in_all": 80},
-        ...     "server": {"models": [{"name": "cnn-small"}]},
-        ... })
+        >>> policy = Policy.of({"name": "a", "data": {"name": "mnist5k", "declared_size": 4000},
+        ...     "budget": {"epsilon": 8.0, "delta": 1e-5}, "releases": {"in_all": 80},
+        ...     "server": {"models": [{"name": "cnn-small"}]}})
         >>> policy.releases.accounting
         ['vector']
     """

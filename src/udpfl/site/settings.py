@@ -71,7 +71,13 @@ def settings_to_propose(config: Config, sizes: Sequence[int] = ()) -> dict[str, 
 
 @dataclass(frozen=True)
 class Proposal:
-    """What a server proposes to a site, read and understood."""
+    """What a server proposes to a site, read and understood.
+
+    Example:
+        >>> from udpfl.site import Proposal
+        >>> Proposal.read({"seed": 1, "training": {"rounds": 5}}).config.training.rounds
+        5
+    """
 
     config: Config
     """The server's settings; what it does not say is at its default."""
