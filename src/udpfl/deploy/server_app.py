@@ -15,6 +15,7 @@ from udpfl.errors import MissingExtra
 from udpfl.federation.observers import Observer
 from udpfl.federation.single_server import ServedRun
 from udpfl.live.figures import quality_of
+from udpfl.report import write_report
 
 try:
     from flwr.app import Context
@@ -87,7 +88,12 @@ def _report(served: ServedRun) -> None:
         log.info("%s: %s", site, statement.short)
     if served.stopped:
         log.warning("%s", served.stopped)
-    log.info("model and metrics are in %s", served.folder.path)
+    folder = served.folder.path
+    try:
+        write_report([folder], folder / "report.html")
+    except Exception as error:  # whatever is wrong with the page, the run is safe on disk
+        log.warning("report.html was not written: %s", error)
+    log.info("model, metrics and report are in %s", folder)
 
 
 def _show_log() -> None:
