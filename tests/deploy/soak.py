@@ -122,7 +122,8 @@ class Soak:
         """Begin a run, or go on with the last one if it has not ended."""
         if self.runs and not self.has_ended:
             self.say(f"resume {self.runs[-1].name}")
-            self.own.submit(resume=str(self.runs[-1]))
+            words = ["deploy", "resume", str(self.runs[-1]), "--app", str(self.app.folder)]
+            self.own._start("run", sys.executable, "-m", "udpfl", *words)
             return
         self.runs.append(self.folder / f"run-{len(self.runs)}")
         self.say(f"begin {self.runs[-1].name}")

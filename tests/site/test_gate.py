@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
 import sqlite3
+import threading
 from dataclasses import replace
 
 import pytest
@@ -19,7 +21,7 @@ from tests.site.samples import (
     request,
     with_privacy,
 )
-from udpfl import Ledger
+from udpfl import Budget, Ledger
 from udpfl.accounting.events import leaves
 from udpfl.federation.single_client import ClientRun
 from udpfl.ledger.chain import Head
@@ -344,3 +346,29 @@ def test_a_run_id_names_no_other_folder(tmp_path):
         assert "run" in about["refused"]
     assert isinstance(SiteRequest.read(request().body(), request().address()), SiteRequest)
     assert proposed()["data"] == {"clients": 3}
+
+
+def test_processes_take_turns(tmp_path):
+    gate(tmp_path).close()
+    answers = []
+
+    def ask():
+        own = gate(tmp_path)
+        answers.append(own.answer(request()))
+        own.close()
+
+    with (tmp_path / "state-0" / ".lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # as another process that answers
+        thread = threading.Thread(target=ask)
+        thread.start()
+        thread.join(1.0)
+        assert answers == []
+    thread.join(60)
+    message_of(answers[0])
+
+
+def test_the_account_has_the_budget_of_the_policy(tmp_path):
+    """Whatever a run asks for, the account is held to the policy."""
+    own = gate(tmp_path)
+    message_of(own.answer(with_privacy(request(), epsilon=0.5)))
+    assert own.ledger.budget(own.ledger.account_of("client-0")) == Budget(4.0, 1e-5)

@@ -171,3 +171,9 @@ def test_tensors_of_stages_are_for_runs_that_have_them(tmp_path):
     message_of(own.answer(sent))
     wrong = {**clip, "clip": torch.tensor(1e9)}
     assert "out of range" in own.answer(replace(sent, round=2, tensors=wrong)).refused
+
+
+def test_a_network_with_more_parameters_than_allowed_is_refused(tmp_path):
+    own = gate(tmp_path, server={"parameters": DIMENSION - 1})
+    assert "10 parameters are more than the 9 of the policy" in own.answer(request()).refused
+    assert list(own.ledger.history()) == []

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 from dp_accounting import PoissonSampledDpEvent, SelfComposedDpEvent, dp_event
 from dp_accounting.pld import PLDAccountant
@@ -126,9 +129,20 @@ def test_pure_budgets_are_kept(tmp_path):
     (text,) = message_of(own.answer(request(privacy={"norm": "l1"}))).events
     (sampled,) = leaves(event_from_json(text))
     # Ten releases of a sampled Laplace mechanism in pure DP: each costs log(1 + q (e^(c/b) - 1)).
-    import math
-
     b = sampled.event.mechanism.scale
     each = math.log1p(RATE * math.expm1(1.0 / b))
     assert 10 * each == pytest.approx(20.0, rel=1e-3)
     assert 10 * each <= 20.0 * (1 + 1e-9)
+
+
+def test_a_budget_that_is_partly_spent_counts_when_noise_is_judged(tmp_path):
+    """The ledger would hold this run, but then too little is left for the releases after it."""
+    limits = {"in_all": 20, "mechanisms": ["gaussian"]}
+    last = with_privacy(request(run="last", training={"rounds": 5}), epsilon=2.5)
+    fresh = gate(tmp_path, 1, releases={**limits, "in_all": 10})
+    message_of(fresh.answer(replace(last, client=1)))
+    own = gate(tmp_path, releases=limits)
+    message_of(own.answer(with_privacy(request(training={"rounds": 10}), epsilon=2.5)))
+    assert "budget has left" in own.answer(last).refused
+    account, event = own.ledger.account_of("client-0"), fresh.ledger.held(1)
+    assert not own.ledger.would_exceed(account, event)

@@ -22,6 +22,8 @@ _OLDEST = (3, 11)
 _EXTRAS = {
     "train": "needed to train",
     "track": "only for `udpfl run --track`",
+    "onnx": "only for `udpfl export --format onnx`",
+    "flower": "only for `udpfl deploy`",
     "docs": "only to build the pages",
 }
 

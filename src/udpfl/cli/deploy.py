@@ -128,7 +128,7 @@ def demo(
         Path | None,
         typer.Option(
             "--dir",
-            help="Folder for everything; by default a new one under runs/.",
+            help="Folder for everything; by default a new one under deployments/.",
             show_default=False,
         ),
     ] = None,
@@ -151,7 +151,7 @@ def demo(
     from udpfl.deploy.starting import part_sizes, write_app
 
     stamp = f"{datetime.now():%Y%m%d-%H%M%S}"
-    folder = dir_ or Path("runs") / f"demo-{stamp}-{os.getpid() % 10_000:04d}"
+    folder = dir_ or Path("deployments") / f"demo-{stamp}-{os.getpid() % 10_000:04d}"
     app = write_app(folder, sizes=part_sizes(_RECORDS, nodes), rounds=rounds)
     minutes = rounds * _SECONDS_A_ROUND / 60
     _say(f"{nodes} sites, {rounds} rounds, about {minutes:.0f} minutes; logs in {folder / 'logs'}")
