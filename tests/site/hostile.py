@@ -72,8 +72,8 @@ BROKEN: dict[str, tuple[Way, str]] = {
     ),
     "larger clip": (lambda sent, rng: with_privacy(sent, clip=_beyond(rng, 1.0)), "privacy.clip"),
     "another norm": (lambda sent, rng: with_privacy(sent, norm=_pick(rng, "l1", "linf")), "norm"),
-    "larger rate": (
-        lambda sent, rng: _training(sent, sampling_rate=min(1.0, _beyond(rng, 0.5))),
+    "another rate": (
+        lambda sent, rng: _training(sent, sampling_rate=_pick(rng, 1e-9, 0.1, 0.499, 0.51, 1.0)),
         "sampling_rate",
     ),
     "scalar accounting": (

@@ -40,6 +40,7 @@ def test_all_problems_are_told_at_once(tmp_path):
         "data.declared_size",
         "budget",
         "releases.in_all",
+        "releases.sampling_rate",
         "server",
     }
 

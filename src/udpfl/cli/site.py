@@ -76,7 +76,7 @@ def check(policy: Policy_) -> None:
         "budget": f"ε = {own.budget.epsilon:g} at δ = {own.budget.delta:g}, "
         f"{own.budget.runs} run{'s' if own.budget.runs == 'many' else ''}",
         "releases": f"{own.releases.in_all:,} in all, {own.releases.per_round:,} in a round, "
-        f"clip {own.releases.clip:g} ({', '.join(own.releases.norms)}), sampling rate up to "
+        f"clip up to {own.releases.clip:g} ({', '.join(own.releases.norms)}), sampling rate "
         f"{own.releases.sampling_rate:g}",
         "noise": ", ".join(own.releases.mechanisms),
         "models": ", ".join(model.name for model in own.server.models),

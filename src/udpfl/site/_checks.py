@@ -10,7 +10,7 @@ from udpfl.site.policy import Policy
 from udpfl.site.settings import Proposal
 from udpfl.site.wire import SiteRequest
 
-_MOST_CLIENTS = 100_000
+_MOST_CLIENTS = 10_000
 """More are not a federation of sites, but a way to fill the memory of one."""
 _MOST_STEPS = 100_000
 """Where whole clients are hidden, steps cost no privacy, only time."""
@@ -81,10 +81,10 @@ def _release_reasons(policy: Policy, proposal: Proposal, client: int) -> Iterato
         yield f"privacy.norm: {privacy.norm!r} is not a norm of the policy"
     if (clip := proposal.own("clip", client)) > allowed.clip:
         yield f"privacy.clip: {clip:g} is above {allowed.clip:g}, the largest of the policy"
-    if training.sampling_rate > allowed.sampling_rate:
+    if training.sampling_rate != allowed.sampling_rate:
         yield (
-            f"training.sampling_rate: {training.sampling_rate:g} is above "
-            f"{allowed.sampling_rate:g}, the largest of the policy"
+            f"training.sampling_rate: {training.sampling_rate:g} is not "
+            f"{allowed.sampling_rate:g}, for which the policy plans its noise"
         )
     mechanism = proposal.own("mechanism", client)
     if "mechanism" in proposal.said and mechanism not in ("auto", *allowed.mechanisms):

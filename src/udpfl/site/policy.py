@@ -125,6 +125,13 @@ class AllowedReleases(Section):
         "many releases keep the budget; a request can only ask for more noise.",
         examples=[400],
     )
+    sampling_rate: float = Field(
+        gt=0,
+        le=1,
+        description="Probability with which a record takes part in a step, for which the noise is "
+        "planned. A request with another one is refused: a lower one would need less noise.",
+        examples=[0.1],
+    )
     per_round: Count = Field(
         default=1,
         description="Most releases in one round: local steps, and one more where the clip adapts.",
@@ -148,12 +155,6 @@ class AllowedReleases(Section):
         default=1.0,
         description="Largest sensitivity of a release: the clip, or twice the clip where a method "
         "does not say what it sends without records.",
-    )
-    sampling_rate: float = Field(
-        default=1.0,
-        gt=0,
-        le=1,
-        description="Largest probability with which a record takes part in a step.",
     )
 
 
@@ -236,8 +237,8 @@ class Policy(Section):
     Example:
         >>> from udpfl.site import Policy
         >>> policy = Policy.of({"name": "a", "data": {"name": "mnist5k", "declared_size": 4000},
-        ...     "budget": {"epsilon": 8.0, "delta": 1e-5}, "releases": {"in_all": 80},
-        ...     "server": {"models": [{"name": "cnn-small"}]}})
+        ...     "releases": {"in_all": 80, "sampling_rate": 0.5}, "server": {"models": [{"name": "cnn"}]},
+        ...     "budget": {"epsilon": 8.0, "delta": 1e-5}})
         >>> policy.releases.accounting
         ['vector']
     """
