@@ -237,8 +237,8 @@ class Policy(Section):
     Example:
         >>> from udpfl.site import Policy
         >>> policy = Policy.of({"name": "a", "data": {"name": "mnist5k", "declared_size": 4000},
-        ...     "releases": {"in_all": 80, "sampling_rate": 0.5}, "server": {"models": [{"name": "cnn"}]},
-        ...     "budget": {"epsilon": 8.0, "delta": 1e-5}})
+        ...     "budget": {"epsilon": 8.0, "delta": 1e-5}, "releases": {"in_all": 80,
+        ...     "sampling_rate": 0.5}, "server": {"models": [{"name": "cnn"}]}})
         >>> policy.releases.accounting
         ['vector']
     """
