@@ -60,7 +60,7 @@ class Gate:
         >>> from udpfl.site import Gate, Policy, SiteRequest
         >>> policy = Policy.of({"name": "a", "data": {"name": "mnist5k", "declared_size": 4000},
         ...     "budget": {"epsilon": 8.0, "delta": 1e-5}, "releases": {"in_all": 80,
-        ...     "sampling_rate": 0.5}, "server": {"models": [{"name": "cnn"}]}})
+        ...     "sampling_rate": 0.5}, "server": {"models": [{"name": "cnn-small"}]}})
         >>> Gate(policy).answer(SiteRequest("r", {"seed": 0}, 1, {}, 0.1, cohort=1)).refused
         'the round asks 1 sites, and the policy wants at least 2'
     """

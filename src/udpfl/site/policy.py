@@ -238,7 +238,7 @@ class Policy(Section):
         >>> from udpfl.site import Policy
         >>> policy = Policy.of({"name": "a", "data": {"name": "mnist5k", "declared_size": 4000},
         ...     "budget": {"epsilon": 8.0, "delta": 1e-5}, "releases": {"in_all": 80,
-        ...     "sampling_rate": 0.5}, "server": {"models": [{"name": "cnn"}]}})
+        ...     "sampling_rate": 0.5}, "server": {"models": [{"name": "cnn-small"}]}})
         >>> policy.releases.accounting
         ['vector']
     """
