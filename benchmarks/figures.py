@@ -11,6 +11,8 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 _COLOURS = plt.get_cmap("tab20").colors
+FLOWER_WAYS = ("service", "gate in Flower's process", "empty work", "one process")
+"""A round of a federation: two ways over Flower, Flower by itself, and without Flower."""
 
 
 def training_figure(report: dict[str, Any], path: Path) -> None:
@@ -85,6 +87,26 @@ def scaling_figure(report: dict[str, Any], path: Path) -> None:
         axis.spines[["top", "right"]].set_visible(False)
         if name != "memory":
             axis.set_ylim(bottom=0)
+    figure.savefig(path, dpi=140)
+    plt.close(figure)
+
+
+def flower_figure(report: dict[str, Any], path: Path) -> None:
+    """Bars for every model and number of nodes, one for each way."""
+    measured = report["rounds"]
+    figure, axis = plt.subplots(figsize=(8, 1.2 + 0.8 * len(measured)), layout="constrained")
+    height = 0.8 / len(FLOWER_WAYS)
+    for place, way in enumerate(FLOWER_WAYS):
+        at = [i + place * height for i in range(len(measured))]
+        values = [row[way] for row in measured]
+        bars = axis.barh(at, values, height, label=way, color=_COLOURS[2 * place])
+        axis.bar_label(bars, fmt=" %.2f", fontsize=7)
+    names = [f"{row['model']}, {row['nodes']} nodes" for row in measured]
+    axis.set_yticks([i + 0.4 - height / 2 for i in range(len(measured))], names)
+    axis.set(xlabel="seconds per round")
+    axis.invert_yaxis()
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=8)
     figure.savefig(path, dpi=140)
     plt.close(figure)
 

@@ -36,12 +36,11 @@ from udpfl.site import Gate, Policy, SiteRequest, settings_to_propose
 
 sys.path.append(str(Path(__file__).parent))
 
-from machine import described
+from figures import FLOWER_WAYS
+from machine import RESULTS, described, write
 
-RESULTS = Path(__file__).parents[1] / "results" / "flower.json"
 ROUNDS = 6
 """The first one loads and plans: it is left out of the medians."""
-WAYS = ("service", "gate in Flower's process", "empty work", "one process")
 EMPTY_SERVER = """
 import json, threading, time
 from pathlib import Path
@@ -190,12 +189,12 @@ def measured(model: str, nodes: int) -> dict[str, Any]:
     size = sum(own.numel() for own in network.parameters())
     row: dict[str, Any] = {"model": model, "parameters": size, "nodes": nodes}
     with tempfile.TemporaryDirectory(prefix="flower-") as name:
-        places = {key: Path(name) / str(number) for number, key in enumerate(WAYS)}
+        places = {key: Path(name) / str(number) for number, key in enumerate(FLOWER_WAYS)}
         for place in places.values():
             place.mkdir()
         found = {
             "service": over_flower(places["service"], nodes, model, True),
-            "gate in Flower's process": over_flower(places[WAYS[1]], nodes, model, False),
+            "gate in Flower's process": over_flower(places[FLOWER_WAYS[1]], nodes, model, False),
             "empty work": empty_work(places["empty work"], nodes, size),
             "one process": in_one_process(places["one process"], nodes, model),
         }
@@ -210,6 +209,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=["cnn-small", "cnn"])
     given = parser.parse_args()
     torch.set_num_threads(1)
+    machine = described(1)
     rows = [measured(model, nodes) for model in given.models for nodes in given.nodes]
     parts = {}
     for model in given.models:
@@ -222,8 +222,8 @@ def main() -> None:
         "and the gate": seconds_to_import("import flwr.clientapp, udpfl.site.gate"),
     }
     print({key: round(value, 2) for key, value in imports.items()})
-    result = {"machine": described(1), "rounds": rows, "answer": parts, "imports": imports}
-    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+    report = {"machine": machine, "rounds": rows, "answer": parts, "imports": imports}
+    write(RESULTS / "flower-cpu.json", report)
 
 
 if __name__ == "__main__":

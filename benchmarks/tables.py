@@ -10,7 +10,15 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from figures import gradients_mib, grown_mib, profile_figure, scaling_figure, training_figure
+from figures import (
+    FLOWER_WAYS,
+    flower_figure,
+    gradients_mib,
+    grown_mib,
+    profile_figure,
+    scaling_figure,
+    training_figure,
+)
 from machine import ROOT
 from stages import REST
 
@@ -155,15 +163,51 @@ def _memory(run: dict[str, Any]) -> list[str]:
     ]  # fmt: skip
 
 
+def flower_table(report: dict[str, Any]) -> str:
+    """Seconds of a round, the four ways; then the parts of one answer, and what starting costs."""
+    body = [
+        [f"`{row['model']}`, {row['nodes']} nodes", *(f"{row[way]:.2f}" for way in FLOWER_WAYS)]
+        for row in report["rounds"]
+    ]
+    text = f"{machine_line(report)}\n\n" + rows(["seconds per round", *FLOWER_WAYS], body) + "\n"
+    answers = report["answer"]
+    parts = {
+        "training": "training, noise included",
+        "ledger": "ours: the ledger's transaction",
+        "rest": "ours: policy, records of the site, serialisation",
+        "server": "ours: the server's side of one answer",
+    }
+    body = [
+        [what, *(f"{1e3 * _answer_part(own, part):.1f} ms" for own in answers.values())]
+        for part, what in parts.items()
+    ]
+    for nodes in dict.fromkeys(row["nodes"] for row in report["rounds"]):
+        ours = [own["ours"] + (nodes - 1) * own["server"] for own in answers.values()]
+        body.append(
+            [f"**ours in a round of {nodes} nodes**", *(f"**{1e3 * own:.0f} ms**" for own in ours)]
+        )
+    text += rows(["one answer", *(f"`{model}`" for model in answers)], body) + "\n"
+    return text + rows(
+        ["a process that Flower starts for a message imports", "seconds"],
+        [[what, f"{seconds:.2f}"] for what, seconds in report["imports"].items()],
+    )
+
+
+def _answer_part(own: dict[str, float], part: str) -> float:
+    return own["site"] - own["training"] - own["ledger"] if part == "rest" else own[part]
+
+
 TABLES = {
     "training-cpu": (training_table, training_figure),
     "profile-cpu": (profile_table, profile_figure),
     "scaling-cpu": (scaling_table, scaling_figure),
+    "flower-cpu": (flower_table, flower_figure),
 }
 _SHOWS = {
     "training-cpu": ("training.py", "time of a round as a multiple of plain PyTorch"),
     "profile-cpu": ("profile_training.py", "stages of a round"),
     "scaling-cpu": ("scaling.py", "time against clients and rounds, memory against their product"),
+    "flower-cpu": ("flower_rounds.py", "seconds of a round over Flower"),
 }
 
 

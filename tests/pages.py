@@ -40,7 +40,8 @@ class Command:
     @property
     def words(self) -> list[str]:
         """Its words. Of a synopsis (`[--client NAME]`, `CLIENT|all`) the fullest form."""
-        plain = re.sub(r"\[(--?[^\]]*)\](\.\.\.)?", r"\1", self.text.partition(" > ")[0])
+        text = self.text.partition(" > ")[0].removesuffix(" &")
+        plain = re.sub(r"\[(--?[^\]]*)\](\.\.\.)?", r"\1", text)
         return [re.sub(r"^(\w+)\|\S+$", r"\1", word) for word in shlex.split(plain)]
 
 

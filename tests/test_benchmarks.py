@@ -164,6 +164,24 @@ def test_tables_and_figures_say_what_was_measured(tmp_path: Path) -> None:
     assert (tmp_path / "training.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_the_table_of_flower_adds_up_what_is_ours(tmp_path: Path) -> None:
+    parts = {"training": 0.5, "ledger": 0.01, "site": 0.55, "server": 0.002, "ours": 0.052}
+    ways = dict.fromkeys(figures.FLOWER_WAYS, 4.0) | {"empty work": 3.0}
+    report = {
+        "machine": machine.described(threads=1),
+        "rounds": [{"model": "cnn", "nodes": 10, **ways}],
+        "answer": {"cnn": parts},
+        "imports": {"the gate": 1.25},
+    }
+    text = tables.flower_table(report)
+    assert "| `cnn`, 10 nodes | 4.00 | 4.00 | 3.00 | 4.00 |" in text
+    assert "| ours: policy, records of the site, serialisation | 40.0 ms |" in text
+    assert "| **ours in a round of 10 nodes** | **70 ms** |" in text
+    assert "| the gate | 1.25 |" in text
+    figures.flower_figure(report, tmp_path / "flower.png")
+    assert (tmp_path / "flower.png").read_bytes()[:4] == b"\x89PNG"
+
+
 def test_a_quick_try_is_never_quoted_as_a_measurement() -> None:
     text = tables.training_table(_report() | {"quick": True})
     assert "mean nothing" in text

@@ -6,6 +6,7 @@ page, in a folder that has what the pages speak of; with `slow`, all are, cut sh
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -74,7 +75,8 @@ def parse(words: list[str]) -> tuple[list[str], dict[str, Any]]:
         values, left, _ = node.make_parser(context).parse_args(list(rest))
         assert hasattr(node, "commands") or not left, f"{' '.join(words)}: {left} is too much"
         for parameter in node.params:
-            has_value = values.get(parameter.name) not in (None, ())
+            given = values.get(parameter.name)
+            has_value = given not in (None, ()) and type(given).__name__ != "Sentinel"
             assert has_value or not parameter.required, f"{words}: {parameter.name} is missing"
     return verb, values
 
@@ -85,10 +87,13 @@ def check_elsewhere(words: list[str]) -> None:
         assert re.search(rf"(?m)^{words[1]}:", (ROOT / "Makefile").read_text())
     elif words[0] == "pip":
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-        for named in re.findall(r"\[(\w+)\]", " ".join(words)):
+        for named in re.findall(r"\[([\w-]+)\]", " ".join(words)):
             assert named in extras["optional-dependencies"], named
     elif words[0] == "python" and not words[1].startswith("-"):
         assert (ROOT / words[1]).is_file(), words[1]
+    elif words[0] in ("flwr", "flower-superlink", "flower-supernode"):
+        is_here = importlib.util.find_spec("flwr") is not None
+        assert not is_here or (Path(sys.executable).parent / words[0]).exists(), words[0]
     else:
         assert words[0] in ("python", "tensorboard", "source", "git", "cd"), words
 

@@ -202,7 +202,7 @@ def test_both_lists_of_examples_are_complete_and_the_same():
     assert dict(re.findall(r"^\| (.+?) \| `(.+?)` \|", page, re.M)) == documented()
     commands = " ".join(documented().values())
     for path in EXAMPLES.iterdir():
-        if path.name not in ("README.md", "__pycache__", "runs"):
+        if path.name not in ("README.md", "__pycache__", "runs", "deployment"):  # no programs
             assert f"examples/{path.name}" in commands, path.name
     for named in re.findall(r"examples/\S+", commands):
         assert (ROOT / named).exists(), named

@@ -63,11 +63,13 @@ SPOILED: dict[str, Callable[[Parcel], Parcel]] = {
     "nonsense": lambda reply: Parcel({"hello": 1}, b""),
     "large": lambda reply: Parcel(reply.about, bytes(50_000_000)),
     "late": _late,
+    "2 GB": lambda reply: Parcel(reply.about, bytes(2_000_000_000)),
 }
 """What a site's reply may become on its way."""
 KILLS = ("kill node", "kill service", "kill link")
 OTHERS = ("stop node", "cut network", "full disk", "restored ledger", "ask twice")
-EVERY = (*KILLS, *OTHERS, *SPOILED)
+EVERY = (*KILLS, *OTHERS, *(name for name in SPOILED if name != "2 GB"))
+"""Those that need no more memory than a small machine has."""
 
 
 @dataclass
@@ -310,8 +312,11 @@ def _mount(state: Path) -> bool:
     return done.returncode == 0
 
 
-def soak(folder: Path, faults: int, seconds: float, names=EVERY, seed: int = 0) -> Soak:
-    """Train while so many faults are injected; raises where something did not hold."""
+def soak(
+    folder: Path, faults: int, seconds: float, names=EVERY, seed: int = 0, at_once: int = 1
+) -> Soak:
+    """Train while so many faults are injected, a few between two rounds; raises where something
+    did not hold."""
     own = Soak(folder, seed)
     ends = time.monotonic() + seconds
     try:
@@ -323,6 +328,8 @@ def soak(folder: Path, faults: int, seconds: float, names=EVERY, seed: int = 0) 
         for name in order:
             assert time.monotonic() < ends, f"only {sum(own.done.values())} faults in time"
             own.inject(name)
+            if sum(own.done.values()) % at_once:
+                continue
             own.keep_training()
             # A round may have to end by its timeout before the next one begins.
             limit = 6 * DEPLOY["round_timeout"] + 60

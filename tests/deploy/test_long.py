@@ -126,3 +126,10 @@ def test_a_soak_of_a_hundred_faults(tmp_path, monkeypatch):
     assert sum(found.done[name] for name in KILLS) >= 10
     assert set(found.done) == set(EVERY)
     assert isinstance(found.own, LocalFederation)
+
+
+def test_a_reply_of_two_gigabytes_is_ignored(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    found = soak(tmp_path, 2, 1200, names=("2 GB",))
+    assert found.done["2 GB"] == 2

@@ -116,5 +116,5 @@ def test_a_few_faults_in_a_row(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     names = ("kill node", "kill service", "cut network", "nan", "garbage")
-    found = soak(tmp_path, 5, 600, names)
+    found = soak(tmp_path, 5, 600, names, at_once=3)
     assert set(found.done) == set(names)

@@ -36,7 +36,6 @@ def test_the_confusion_matrix_counts_what_the_model_says(runs):
     assert found["accuracy"] == run.accuracy
     assert found["class_names"] == list(LABELS)
     assert found["test_records"] == 60
-    assert wanted != [list(column) for column in zip(*wanted, strict=True)]  # rows are not columns
 
 
 def test_errors_by_output_are_those_of_the_model(runs):

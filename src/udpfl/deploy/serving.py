@@ -80,17 +80,11 @@ def run_federation(
         folder = RunFolder.open(Path(resume))
         setup, settings = _resumed(folder, federation, directory, model)
     else:
-        names = gather(directory, federation.deploy, federation.config.data.clients)
-        facts = [directory.facts[name] for name in names]
-        sizes = [own.declared_size for own in facts]
-        settings = settings_to_propose(federation.config, sizes)
-        config = load(federation.config, {"data": {"declared_sizes": sizes}})
-        setup = _setup(replace(federation, config=config), names, facts, model)
+        setup, settings = _begun(federation, directory, model)
         folder = RunFolder.create(_place(federation, out))
         folder.write_proposal(json.dumps(settings))
         begin_server_folder(setup, folder)
     with folder.locked():
-        journal = Journal(folder.path)
         sizes_of = {name: directory.facts[name].declared_size for name in setup.names}
         sites = RemoteSites(
             folder.identity.id,
@@ -99,13 +93,25 @@ def run_federation(
             directory,
             federation.deploy,
             ReplyCheck.of(setup, sizes_of),
-            journal,
+            Journal(folder.path),
             folder,
         )
         log.info("run %s in %s: %s", folder.identity.id, folder.path, ", ".join(setup.names))
         served = serve(setup, folder, sites, observers)
         sites.finish()
     return served
+
+
+def _begun(
+    federation: Federation, directory: Directory, model: nn.Module | None
+) -> tuple[ServerSetup, dict[str, Any]]:
+    """A new run: with the sites that are there, and what they declare."""
+    names = gather(directory, federation.deploy, federation.config.data.clients)
+    facts = [directory.facts[name] for name in names]
+    sizes = [own.declared_size for own in facts]
+    settings = settings_to_propose(federation.config, sizes)
+    config = load(federation.config, {"data": {"declared_sizes": sizes}})
+    return _setup(replace(federation, config=config), names, facts, model), settings
 
 
 def _setup(
