@@ -87,6 +87,7 @@ def another_site(call):
 BAD = {
     "nan": _with(lambda own: own * torch.nan),
     "infinite": _with(lambda own: own + torch.inf),
+    "huge": _with(lambda own: own + 3e38),
     "wrong shape": _with(lambda own: own[:-1]),
     "too large": _with(lambda own: own.repeat(50)),
     "double": _with(lambda own: own.double()),

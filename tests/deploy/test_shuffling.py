@@ -96,14 +96,14 @@ def test_orders_are_drawn_anew(tmp_path):
     assert min(found.values()) >= 5
 
 
-def _letters(folder, run, round_, count=3, value=0.0):
+def _letters(folder, run, round_, count=3, value=0.0, requests=("a", "a", "a")):
     _, public = make_seal(folder, "shuffler")
     sealed = []
     for n in range(count):
         update = {"update": torch.full((4,), float(n) + value)}
         message = ClientMessage(f"client-{n}", round_, update, ("{}",), {"declared_size": 60})
         path, _ = make_seal(folder, f"client-{n}")
-        letter = Letter(f"client-{n}", run, round_, message.to_bytes())
+        letter = Letter(f"client-{n}", run, round_, requests[n], message.to_bytes())
         sealed.append(seal(letter, read_key(path), public))
     return sealed
 
@@ -122,6 +122,9 @@ def test_what_would_tell_who_sent_what_is_refused(tmp_path):
     assert "too few" in asked("s", 1, good)[0], "messages of another run"
     forged = [*good[:2], b"x" * len(good[0])]
     assert "too few" in asked("r", 1, forged)[0]
+    each = _letters(tmp_path, "r", 1, requests=("a", "b", "c"))
+    assert "too few" in asked("r", 1, each)[0], "everybody was asked for something else"
+    assert "too few" in asked("r", 1, _letters(tmp_path, "r", 1, requests=("a", "b", "a")))[0]
     refused, body = asked("r", 1, good)
     assert refused == ""
     assert [ClientMessage.from_bytes(own).client for own in unpack(body)] == ["", "", ""]

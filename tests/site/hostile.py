@@ -76,6 +76,14 @@ BROKEN: dict[str, tuple[Way, str]] = {
         lambda sent, rng: _training(sent, sampling_rate=_pick(rng, 1e-9, 0.1, 0.499, 0.51, 1.0)),
         "sampling_rate",
     ),
+    "more batches": (
+        lambda sent, rng: _training(sent, local_epochs=1, batches=_pick(rng, 10_001, 10**9)),
+        "local_steps",
+    ),
+    "less noise in some rounds": (
+        lambda sent, rng: with_privacy(sent, pace=_pick(rng, "increasing", "decaying")),
+        "privacy.pace",
+    ),
     "scalar accounting": (
         lambda sent, rng: with_privacy(sent, accounting="scalar"),
         "privacy.accounting",

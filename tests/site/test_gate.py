@@ -6,6 +6,7 @@ import fcntl
 import json
 import shutil
 import sqlite3
+import stat
 import threading
 from dataclasses import replace
 
@@ -23,9 +24,11 @@ from tests.site.samples import (
 )
 from udpfl import Budget, Ledger
 from udpfl.accounting.events import leaves
+from udpfl.errors import InvalidInput
 from udpfl.federation.single_client import ClientRun
 from udpfl.ledger.chain import Head
 from udpfl.site import Gate, SiteRequest
+from udpfl.site.sealing import new_key, opening_public, signing_public, unseal
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -47,8 +50,7 @@ def test_an_answer_is_charged_and_stored(tmp_path):
     assert (message.client, message.round) == ("client-0", 1)
     assert message.tensors["update"].shape == (DIMENSION,)
     assert message.metadata == {"declared_size": 60}
-    assert answer.head == Head(*own.ledger.head())
-    assert answer.head.number == 1
+    assert answer.head.number == own.ledger.head()[0] == 1
     (entry,) = own.ledger.history()
     assert (entry.client, entry.run, entry.round, entry.count) == ("client-0", "run-1", 1, 1)
     assert answer.privacy.kind == "guarantee"
@@ -112,7 +114,7 @@ def test_the_settings_of_a_run_do_not_change(tmp_path):
 
 def test_a_ledger_that_was_put_back_is_noticed_by_what_the_server_knows(tmp_path):
     own = gate(tmp_path)
-    first = own.answer(request())
+    first, before = own.answer(request()), own.ledger.head()
     own.close()
     shutil.copytree(tmp_path / "state-0", tmp_path / "backup")
     own = gate(tmp_path)
@@ -124,7 +126,7 @@ def test_a_ledger_that_was_put_back_is_noticed_by_what_the_server_knows(tmp_path
     own = gate(tmp_path)
     refused = own.answer(replace(request(3), head=second.head))
     assert "lacks charge 2" in refused.refused
-    assert own.ledger.head() == tuple(first.head)
+    assert own.ledger.head() == before
     # Without the server's word the site cannot know it: all that it has is the backup.
     message_of(own.answer(replace(request(2), head=first.head)))
 
@@ -147,8 +149,46 @@ def test_a_ledger_that_was_put_back_alone_is_noticed_by_the_site(tmp_path):
 def test_another_chain_is_refused(tmp_path):
     own = gate(tmp_path)
     message_of(own.answer(request()))
-    forged = replace(request(2), head=Head(1, "0" * 64))
-    assert "lacks charge 1" in own.answer(forged).refused
+    for chain in ("0" * 64, own.ledger.head()[1]):
+        forged = replace(request(2), head=Head(1, chain))
+        assert "lacks charge 1" in own.answer(forged).refused
+
+
+def test_nothing_that_leaves_is_computed_from_records_without_noise(tmp_path):
+    """The hash of a charge is: whoever knows all records but one could try the last one."""
+    own = gate(tmp_path)
+    answers = [own.answer(request()), own.answer(replace(request(), cohort=1))]
+    said = " ".join(str(each.to_dict()) for each in (*answers, own.describe()))
+    (entry,) = own.ledger.history()
+    hashes = {own.ledger.head()[1], own.ledger.decided()[1], *own.ledger.data_of("run-1").values()}
+    assert len(hashes) == 3
+    assert entry.fingerprint in hashes
+    for secret in hashes:
+        assert len(secret) >= 32
+        assert secret not in said
+        assert secret.encode() not in answers[0].message
+    # The same ledger at a site with another key has another code.
+    code, key = answers[0].head.chain, tmp_path / "state-0" / "head.key"
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert gate(tmp_path).describe().head == answers[0].head
+    key.unlink()
+    other = gate(tmp_path)
+    assert other.describe().head.chain != code
+    assert "lacks charge 1" in other.answer(replace(request(2), head=answers[0].head)).refused
+    key.write_bytes(b"short")
+    with pytest.raises(InvalidInput, match="damaged"):
+        gate(tmp_path)
+
+
+def test_a_round_that_the_server_has_is_not_computed_again(tmp_path):
+    own = gate(tmp_path)
+    message_of(own.answer(request(1)))
+    message_of(own.answer(replace(request(2), settled=1)))
+    before = everything_in(own.ledger)
+    answer = own.answer(request(1))
+    assert "not kept here any more" in answer.refused
+    assert answer.is_final
+    assert everything_in(own.ledger) == before
 
 
 def test_a_full_disk_releases_nothing_and_charges_nothing(tmp_path):
@@ -340,8 +380,11 @@ def test_the_request_of_another_version_is_refused(tmp_path):
 
 def test_a_run_id_names_no_other_folder(tmp_path):
     own = gate(tmp_path)
-    for run in ("../x", "a/b", "", "x" * 65, "."):
-        sent = replace(request(), run=run)
+    for run in ("../x", "a/b", "", "x" * 65, ".", ".."):
+        with pytest.raises(InvalidInput, match="run"):
+            replace(request(), run=run)
+        sent = request()
+        object.__setattr__(sent, "run", run)
         about, _ = own.handle({"ask": "train", "address": sent.address()}, sent.body())
         assert "run" in about["refused"]
     assert isinstance(SiteRequest.read(request().body(), request().address()), SiteRequest)
@@ -372,3 +415,18 @@ def test_the_account_has_the_budget_of_the_policy(tmp_path):
     own = gate(tmp_path)
     message_of(own.answer(with_privacy(request(), epsilon=0.5)))
     assert own.ledger.budget(own.ledger.account_of("client-0")) == Budget(4.0, 1e-5)
+
+
+def test_a_sealed_message_says_which_request_it_answers(tmp_path):
+    """Also when the same round is asked for again, with something else."""
+    signing, opening = new_key(), new_key()
+    (tmp_path / "signing.key").write_text(signing)
+    keys = {"public_key": opening_public(opening), "signing_key": str(tmp_path / "signing.key")}
+    own = gate(tmp_path, shuffler=keys)
+    other = replace(request(), learning_rate=1e6)
+    answers = [own.answer(sent) for sent in (request(), other, replace(request(2), cohort=3))]
+    known = {"client-0": signing_public(signing)}
+    first, again, second = (unseal(each.message, opening, known) for each in answers)
+    assert first == again
+    assert first.request == request().digest != other.digest
+    assert second.request == request(2).digest, "how many sites are asked is not what is asked"

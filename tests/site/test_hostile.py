@@ -164,13 +164,16 @@ def test_a_schedule_says_which_rounds_ask_the_site(tmp_path):
 
 
 def test_tensors_of_stages_are_for_runs_that_have_them(tmp_path):
-    own = gate(tmp_path)
+    own = gate(tmp_path, releases={"clip": 2.0})
     clip = {"clip": torch.tensor(0.5), "model": torch.zeros(DIMENSION)}
     assert "'clip' is not one of this run" in own.answer(replace(request(), tensors=clip)).refused
     sent = replace(request(run="two", privacy={"clip_quantile": 0.5}), tensors=clip)
     message_of(own.answer(sent))
-    wrong = {**clip, "clip": torch.tensor(1e9)}
-    assert "out of range" in own.answer(replace(sent, round=2, tensors=wrong)).refused
+    for times in (1e9, 2.01, 1e-5):  # a clip above the largest of the policy, or hardly any
+        wrong = {**clip, "clip": torch.tensor(times)}
+        refused = own.answer(replace(sent, round=2, tensors=wrong)).refused
+        assert "times the planned one" in refused
+    message_of(own.answer(replace(sent, round=2, tensors={**clip, "clip": torch.tensor(2.0)})))
 
 
 def test_a_network_with_more_parameters_than_allowed_is_refused(tmp_path):

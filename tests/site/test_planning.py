@@ -112,9 +112,9 @@ def test_steps_and_counts_are_releases(tmp_path):
 
 @pytest.mark.parametrize("pace", ["increasing", "decaying"])
 def test_a_pace_is_held_to_all_that_the_policy_leaves(tmp_path, pace):
-    own = gate(tmp_path, releases={"in_all": 4})
+    own = gate(tmp_path, releases={"in_all": 4, "paces": True})
     message_of(own.answer(request(privacy={"pace": pace})))
-    own = gate(tmp_path, 1, releases={"in_all": 20})
+    own = gate(tmp_path, 1, releases={"in_all": 20, "paces": True})
     assert "budget has left" in own.answer(request(client=1, privacy={"pace": pace})).refused
     asked = with_privacy(request(client=1, privacy={"pace": pace}), epsilon=0.5)
     message_of(own.answer(asked))

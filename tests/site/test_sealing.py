@@ -20,7 +20,7 @@ from udpfl.site.sealing import (
 
 SHUFFLER, SITE, OTHER = new_key(), new_key(), new_key()
 KNOWN = {"clinic-a": signing_public(SITE), "clinic-b": signing_public(OTHER)}
-LETTER = Letter("clinic-a", "run-1", 3, b"some tensors")
+LETTER = Letter("clinic-a", "run-1", 3, "aa", b"some tensors")
 
 
 def sealed(letter=LETTER, by=SITE):
@@ -29,7 +29,7 @@ def sealed(letter=LETTER, by=SITE):
 
 @given(message=st.binary(max_size=10_000), round_=st.integers(1, 2**31))
 def test_what_is_sealed_is_what_is_opened(message, round_):
-    letter = Letter("clinic-a", "run-1", round_, message)
+    letter = Letter("clinic-a", "run-1", round_, "aa", message)
     data = sealed(letter)
     assert unseal(data, SHUFFLER, KNOWN) == letter
     assert message not in data or len(message) < 3
@@ -39,7 +39,7 @@ def test_two_seals_of_one_message_have_nothing_in_common():
     one, other = sealed(), sealed()
     assert one != other
     assert len(one) == len(other)
-    assert len(sealed(Letter("clinic-b", "run-1", 10**6, b"x" * 900), OTHER)) == len(one)
+    assert len(sealed(Letter("clinic-b", "run-1", 10**6, "aa", b"x" * 900), OTHER)) == len(one)
 
 
 @pytest.mark.parametrize("place", [0, 31, 32, 44, 60, -1])
@@ -56,7 +56,7 @@ def test_nobody_else_opens_or_signs():
     with pytest.raises(NotSealed):  # a site in the name of another one
         unseal(sealed(by=OTHER), SHUFFLER, KNOWN)
     with pytest.raises(NotSealed):  # a site that the shuffler does not know
-        unseal(sealed(Letter("clinic-c", "run-1", 3, b"")), SHUFFLER, KNOWN)
+        unseal(sealed(Letter("clinic-c", "run-1", 3, "aa", b"")), SHUFFLER, KNOWN)
     for data in (b"", b"x" * 31, b"x" * 5000):
         with pytest.raises(NotSealed):
             unseal(data, SHUFFLER, KNOWN)

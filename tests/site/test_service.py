@@ -65,7 +65,14 @@ def test_a_service_answers_and_goes_on_after_a_kill(serving):
     assert first.about["refused"] == ""
     ledger = Policy.read(file).ledger
     # A process that says nothing, and one that says too much, are in nobody's way.
-    with socket.socket(socket.AF_UNIX) as silent, socket.socket(socket.AF_UNIX) as large:
+    nested = b"[" * 100_000
+    with (
+        socket.socket(socket.AF_UNIX) as silent,
+        socket.socket(socket.AF_UNIX) as large,
+        socket.socket(socket.AF_UNIX) as deep,
+    ):
+        deep.connect(str(path))
+        deep.sendall(len(nested).to_bytes(4, "little") + bytes(8) + nested)
         silent.connect(str(path))
         silent.close()
         large.connect(str(path))

@@ -16,6 +16,8 @@ from udpfl.federation.single_server import ServerSetup
 
 _HEADER = 1 << 20
 """Bytes that a message may have beside its tensors."""
+_LARGEST = 1e16
+"""Of the numbers in a message: squares and sums of larger ones would not be finite."""
 
 
 class BadReply(UdpflError):
@@ -68,8 +70,8 @@ class ReplyCheck:
             shape, dtype = self.shapes[name]
             if tensor.shape != shape or tensor.dtype != dtype:
                 raise BadReply(f"{name} has the shape {tuple(tensor.shape)}, not {tuple(shape)}")
-            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-                raise BadReply(f"{name} is not finite")
+            if tensor.is_floating_point() and not (tensor.abs() <= _LARGEST).all():
+                raise BadReply(f"{name} is not finite, or too large to be added up")
         return message
 
 

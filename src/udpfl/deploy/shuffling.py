@@ -6,8 +6,10 @@ order. The shuffler needs no trust for privacy: the noise is in the messages alr
 with anonymity alone, that it keeps no list and does not work with the server.
 
 A server that hands over few messages, or the same ones in other company, would learn who sent what.
-So a batch has messages of at least `minimum` sites, signed by keys that the shuffler knows, each
-site once, and a round is mixed with one set of messages only.
+One that asks every site for something else, with learning rates of their own for example, would
+know them by what they send. So a batch has messages of at least `minimum` sites that answer the
+same request, signed by keys that the shuffler knows, each site once, and a round is mixed with one
+set of messages only.
 
 The server still sees which nodes answered, when, and how many; and by what it gets back, every
 message's public weight: sites that declare different sizes can be told apart by those.
@@ -18,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from secrets import SystemRandom
@@ -121,10 +124,11 @@ class ShufflerParty:
                 continue
             if (letter.run, letter.round) == (run, round_):
                 letters.setdefault(letter.site, letter)
+        letters = _asked_alike(letters)
         if len(letters) < self._config.minimum:
             raise Refused(
-                f"{len(letters)} messages of known sites are too few to hide anybody: at least "
-                f"{self._config.minimum} are mixed"
+                f"{len(letters)} messages of known sites to the same request are too few to hide "
+                f"anybody: at least {self._config.minimum} are mixed"
             )
         self._require_same(run, int(round_), letters)
         messages = [ClientMessage.from_bytes(own.message) for own in letters.values()]
@@ -144,6 +148,16 @@ class ShufflerParty:
             raise Refused(f"round {round_} was mixed already, with other messages")
         if round_ not in known:
             append_line(path, json.dumps([round_, digest]))
+
+
+def _asked_alike(letters: Mapping[str, Letter]) -> dict[str, Letter]:
+    """Those that answer the request that most were sent: others could be told by their content."""
+    counts = Counter(own.request for own in letters.values())
+    usual = max(counts, key=lambda request: (counts[request], request), default="")
+    for own in letters.values():
+        if own.request != usual:
+            log.warning("%s was sent another request than most sites: left out", own.site)
+    return {site: own for site, own in letters.items() if own.request == usual}
 
 
 def pack(parts: Sequence[bytes]) -> bytes:

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
@@ -253,6 +254,22 @@ class ClientRun:
     @cached_property
     def _clients(self) -> InProcessClients:
         return self.assembly.clients()
+
+    @property
+    def folder(self) -> Path:
+        """Where the files of the run are."""
+        return self.assembly.stored.folder.path
+
+    def has_stored(self, round_: int) -> bool:
+        """Whether the client's message of a round is stored."""
+        parts = self.assembly
+        return parts.ledger.message(parts.stored.run, self._account, round_) is not None
+
+    def has_forgotten(self, round_: int) -> bool:
+        """Whether a round was charged, and its message dropped since nobody will ask for it."""
+        parts = self.assembly
+        charged = parts.ledger.rounds_charged(parts.stored.run, self._account, round_)
+        return charged > 0 and not self.has_stored(round_)
 
     def answer(self, request: Request) -> bytes:
         """The client's message, charged and stored before it is returned.

@@ -19,7 +19,7 @@ from udpfl.ledger._runs import RunRegister
 from udpfl.ledger._upgrade import upgrade
 from udpfl.ledger._verification import problems_of
 from udpfl.ledger.accounts import Account, Accounts
-from udpfl.ledger.chain import head_of, is_on_record
+from udpfl.ledger.chain import Table, chain_at, head_of, is_on_record
 from udpfl.ledger.charges import Entry, entries
 from udpfl.ledger.decisions import Decision, Decisions
 from udpfl.ledger.divisions import Divisions, Takeover
@@ -88,9 +88,9 @@ class LedgerReader:
         """The columns from which runs took whose a row is."""
         return self._runs.persons()
 
-    def rounds_charged(self, run: str, account: int) -> int:
-        """In how many rounds of a run the account was charged."""
-        return self._runs.rounds_charged(run, account)
+    def rounds_charged(self, run: str, account: int, only: int | None = None) -> int:
+        """In how many rounds of a run the account was charged, of all or of this one alone."""
+        return self._runs.rounds_charged(run, account, only)
 
     def last_charge(self, run: str) -> int:
         """The number of a run's last charge; 0 before its first."""
@@ -260,17 +260,17 @@ class LedgerReader:
         """The number and the hash of the last charge; 0 and nothing before the first."""
         return head_of(self._file, "charges")
 
-    def holds(self, number: int, chain: str) -> bool:
-        """Whether this was its last charge once: a copy from before that, or another, does not."""
-        return is_on_record(self._file, "charges", number, chain)
+    def holds(self, number: int, chain: str, table: Table = "charges") -> bool:
+        """Whether this was its last row once: a copy from before that, or another, does not."""
+        return is_on_record(self._file, table, number, chain)
+
+    def chain_at(self, number: int) -> str | None:
+        """The hash of the charge with this number; None where there is none."""
+        return chain_at(self._file, "charges", number)
 
     def decided(self) -> tuple[int, str]:
         """The number and the hash of the last decision; 0 and nothing before the first."""
         return head_of(self._file, "decisions")
-
-    def holds_decision(self, number: int, chain: str) -> bool:
-        """Whether this was its last decision once."""
-        return is_on_record(self._file, "decisions", number, chain)
 
     def verify(self, *, events: bool = True) -> list[str]:
         """Every problem found, one sentence each; an empty list means that the ledger is sound.

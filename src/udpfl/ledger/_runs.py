@@ -82,10 +82,13 @@ class RunRegister:
 
     # What a run charged
 
-    def rounds_charged(self, run: str, account: int) -> int:
-        """In how many rounds of a run the account was charged."""
-        query = "SELECT count(DISTINCT round) FROM charges WHERE run = ? AND account = ?"
-        return int(self._file.rows(query, run, account)[0][0])
+    def rounds_charged(self, run: str, account: int, only: int | None = None) -> int:
+        """In how many rounds of a run the account was charged, of all or of this one alone."""
+        query = (
+            "SELECT count(DISTINCT round) FROM charges WHERE run = ? AND account = ? "
+            "AND round = ifnull(?, round)"
+        )
+        return int(self._file.rows(query, run, account, only)[0][0])
 
     def last_charge(self, run: str) -> int:
         """The number of a run's last charge; 0 before its first."""

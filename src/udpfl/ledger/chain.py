@@ -34,7 +34,13 @@ def is_on_record(file: LedgerFile, table: Table, number: int, chain: str) -> boo
     """Whether a row of that number and hash is in the table; number 0 stands for none at all."""
     if number == 0:
         return chain == ""
-    return file.rows(f"SELECT chain FROM {table} WHERE id = ?", number) == [(chain,)]
+    return chain_at(file, table, number) == chain
+
+
+def chain_at(file: LedgerFile, table: Table, number: int) -> str | None:
+    """The hash of the row with this number; None where there is none."""
+    found: list[tuple[str]] = file.rows(f"SELECT chain FROM {table} WHERE id = ?", number)
+    return found[0][0] if found else None
 
 
 def chained(previous: str, *content: object) -> str:

@@ -91,7 +91,7 @@ def _not_held(ledger: Ledger, files: RunFiles) -> Iterator[Difference]:
         yield Difference(
             f"the ledger does not hold charge {head.number}, the last of this run; this is {which}"
         )
-    if decided is not None and not ledger.holds_decision(*decided):
+    if decided is not None and not ledger.holds(*decided, "decisions"):
         yield Difference(
             f"the ledger does not hold decision {decided.number}, the last before this run ended: "
             "decisions about budgets were removed, or it is an older copy"

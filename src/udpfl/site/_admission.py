@@ -22,6 +22,7 @@ from udpfl.ledger.ledger import Ledger
 from udpfl.runs.files import has_begun
 from udpfl.runs.folder import RunFolder
 from udpfl.runs.names import PROPOSAL
+from udpfl.runs.writing import append_line
 from udpfl.site._checks import check_method, check_proposal
 from udpfl.site._planning import Allowance, plan_run, require_room
 from udpfl.site._rounds import Rounds
@@ -46,6 +47,28 @@ class AdmittedRun:
         """Refuse a round that does not belong to the run as it was admitted."""
         _require_same(self.proposed, request)
         self.rounds.check(request)
+        if self.client.has_forgotten(request.round):
+            raise Refused(
+                f"round {request.round} was answered, and the server said that it has the answer: "
+                "it is not kept here any more"
+            )
+
+    def note_request(self, request: SiteRequest) -> None:
+        """Note what a message is about to be computed for; an answer that is there keeps its own.
+
+        A stored message is sent again whatever is asked, and still says what it answered.
+        """
+        if not self.client.has_stored(request.round):
+            append_line(self._requests, json.dumps([request.round, request.digest]))
+
+    def request_of(self, round_: int) -> str:
+        """The digest of the request that the message of a round was computed for."""
+        lines = self._requests.read_text().splitlines()
+        return str(dict(json.loads(line) for line in lines)[round_])
+
+    @property
+    def _requests(self) -> Path:
+        return self.client.folder / "requests.jsonl"
 
 
 def _proposed(request: SiteRequest) -> dict[str, Any]:
@@ -89,11 +112,11 @@ def admit_run(
         folder = RunFolder.open(path)
         require_room(policy, setup, ledger, request.run, ReleasePlan.from_row(folder.clients[0]))
         return AdmittedRun(proposed, rounds, ClientRun.resume(setup, folder, ledger))
-    shutil.rmtree(path, ignore_errors=True)  # of a run that never got to begin
     allowance = Allowance.of(policy, setup, ledger)
     with _settings_refused():
         plan = plan_run(policy, setup, allowance, "epsilon" in proposal.said)
     plan = replace(plan, penalty=proposal.penalty(request.client))
+    shutil.rmtree(path, ignore_errors=True)  # of a run that never got to begin
     budget = allowance.budget if setup.config.privacy.accounting == "vector" else None
     run = ClientRun.begin(setup, plan, ledger, request.run, budget, json.dumps(proposed))
     return AdmittedRun(proposed, rounds, run)

@@ -12,8 +12,9 @@ from udpfl.site.wire import SiteRequest
 
 _MOST_CLIENTS = 10_000
 """More are not a federation of sites, but a way to fill the memory of one."""
-_MOST_STEPS = 100_000
-"""Where whole clients are hidden, steps cost no privacy, only time."""
+_MOST_STEPS = 10_000
+"""Of a round. Where whole clients are hidden, or a sample is split into batches, steps cost no
+privacy, only time."""
 
 
 def check_proposal(policy: Policy, proposal: Proposal, request: SiteRequest) -> None:
@@ -62,7 +63,8 @@ def _scale_reasons(policy: Policy, proposal: Proposal) -> Iterator[str]:
             "that the policy allows in all"
         )
     is_client = proposal.config.privacy.unit == "client"
-    if training.steps > (_MOST_STEPS if is_client else most.per_round * training.batches):
+    allowed = _MOST_STEPS if is_client else most.per_round * training.batches
+    if max(training.steps, training.batches) > min(allowed, _MOST_STEPS):
         yield (
             f"training.local_steps: {training.steps} steps are more than a round may have by the "
             "policy"
@@ -85,6 +87,11 @@ def _release_reasons(policy: Policy, proposal: Proposal, client: int) -> Iterato
         yield (
             f"training.sampling_rate: {training.sampling_rate:g} is not "
             f"{allowed.sampling_rate:g}, for which the policy plans its noise"
+        )
+    if privacy.pace != "uniform" and not allowed.paces:
+        yield (
+            f"privacy.pace: with {privacy.pace!r} some releases have less noise than the policy "
+            "plans, which it does not allow"
         )
     mechanism = proposal.own("mechanism", client)
     if "mechanism" in proposal.said and mechanism not in ("auto", *allowed.mechanisms):

@@ -78,8 +78,8 @@ def plan_run(policy: Policy, setup: ClientSetup, allowance: Allowance, asks: boo
         )
     if not rounds or rounds * each > allowance.releases:
         raise Refused(
-            f"the run has {rounds * each} releases, and the policy leaves {allowance.releases} of "
-            f"{limits.in_all}"
+            f"the run has {rounds * each} releases, and the policy leaves "
+            f"{max(0, allowance.releases)} of {limits.in_all}"
         )
     within = allowance.releases // each
     plan = _least_noise(limits, setup, lambda own: _planned(own, allowance, within, asks))

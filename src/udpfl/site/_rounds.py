@@ -16,8 +16,8 @@ from udpfl.site._checks import cohort_reasons
 from udpfl.site.policy import Policy
 from udpfl.site.wire import SiteRequest
 
-_CLIP_RANGE = (1e-4, 1e4)
-"""How far a clip that adapts may go from the planned one; the noise goes with it."""
+_LEAST_CLIP = 1e-4
+"""How far a clip that adapts may go below the planned one; the noise goes with it."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,18 @@ class Rounds:
                 )
             elif not torch.isfinite(tensor).all():
                 yield f"the tensor {name!r} is not finite"
-            elif name == CLIP and not _CLIP_RANGE[0] <= float(tensor) <= _CLIP_RANGE[1]:
-                yield f"the clip is {float(tensor):g} times the planned one: out of range"
+            elif name == CLIP and not _LEAST_CLIP <= float(tensor) <= self._most_clip:
+                yield (
+                    f"the clip is {float(tensor):g} times the planned one, and the policy allows "
+                    f"{_LEAST_CLIP:g} to {self._most_clip:g} times that"
+                )
+
+    @property
+    def _most_clip(self) -> float:
+        """How far a clip that adapts may go above the planned one."""
+        clip = self.setup.config.privacy.clip
+        assert isinstance(clip, float)
+        return self.policy.releases.clip / clip
 
     @cached_property
     def _needed(self) -> Tensors:

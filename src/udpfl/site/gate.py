@@ -34,6 +34,7 @@ from udpfl.ledger.chain import Head
 from udpfl.ledger.ledger import Ledger
 from udpfl.runs.folder import RunFolder
 from udpfl.site._admission import AdmittedRun, admit_run, data_config
+from udpfl.site._heads import HeadCodes
 from udpfl.site._site_log import SiteLog
 from udpfl.site.policy import Policy
 from udpfl.site.sealing import Letter, read_key, seal
@@ -71,6 +72,8 @@ class Gate:
         self._state.mkdir(parents=True, exist_ok=True)
         self.ledger = Ledger(policy.ledger) if ledger is None else ledger
         self._log = SiteLog(self._state / "site.log")
+        with self._alone():
+            self._codes = HeadCodes(self._state / "head.key")
         self._open: dict[str, AdmittedRun] = {}
         if policy.code not in sys.path:
             sys.path.append(policy.code)
@@ -90,6 +93,8 @@ class Gate:
         with self._alone():
             try:
                 run = self._admitted(request)
+                if self.policy.shuffler.public_key is not None:
+                    run.note_request(request)
                 message = run.client.answer(self._for_client(run, request))
             except (Refused, BudgetExceeded) as refusal:
                 self._log.note("refused", **place, why=str(refusal))
@@ -101,14 +106,15 @@ class Gate:
             stated = run.client.statement()
             self._log.note("answered", **place, spent=stated.short)
             answer = SiteAnswer(self.policy.name, message, head=self._head, privacy=stated)
-            return self._sealed(answer, request)
+            return self._sealed(answer, run, request)
 
-    def _sealed(self, answer: SiteAnswer, request: SiteRequest) -> SiteAnswer:
+    def _sealed(self, answer: SiteAnswer, run: AdmittedRun, request: SiteRequest) -> SiteAnswer:
         """The answer with a message that only the shuffler of the policy can open."""
         shuffler = self.policy.shuffler
         if shuffler.public_key is None:
             return answer
-        letter = Letter(self.policy.name, request.run, request.round, answer.message)
+        asked = run.request_of(request.round)
+        letter = Letter(self.policy.name, request.run, request.round, asked, answer.message)
         sealed = seal(letter, read_key(shuffler.signing_key), shuffler.public_key)
         return replace(answer, message=sealed, is_sealed=True)
 
@@ -172,7 +178,7 @@ class Gate:
 
     @property
     def _head(self) -> Head:
-        return Head(*self.ledger.head())
+        return self._codes.of(Head(*self.ledger.head()))
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -208,13 +214,15 @@ class Gate:
     def _require_charges(self, known: Head) -> None:
         """Refuse where the ledger lacks a charge that was made: this one is older, or another."""
         noted = [Head(*RunFolder(path).last_charge()) for path in self._state.glob("runs/*")]
-        for own in (known, *noted):
-            if not self.ledger.holds(*own):
-                raise Refused(
-                    f"the ledger of this site lacks charge {own.number}, which was made: it was "
-                    "restored from a backup, or is another one. Nothing is released until the "
-                    "site has put that right"
-                )
+        missing = [own.number for own in noted if not self.ledger.holds(*own)]
+        if not self._codes.is_known(known, self.ledger):
+            missing.append(known.number)
+        if missing:
+            raise Refused(
+                f"the ledger of this site lacks charge {missing[0]}, which was made: it was "
+                "restored from a backup, or is another one. Nothing is released until the "
+                "site has put that right"
+            )
 
     def _lower_budget(self) -> None:
         """A policy may lower the budget of the ledger; it is raised there, with a reason."""

@@ -132,6 +132,12 @@ class AllowedReleases(Section):
         "planned. A request with another one is refused: a lower one would need less noise.",
         examples=[0.1],
     )
+    paces: bool = Field(
+        default=False,
+        description="Whether a run may have more noise in some rounds and less in others "
+        "(privacy.pace). All its releases together cost what was planned; a single one may then "
+        "have less noise than the site would give it.",
+    )
     per_round: Count = Field(
         default=1,
         description="Most releases in one round: local steps, and one more where the clip adapts.",

@@ -84,7 +84,7 @@ class Service:
         connection.settimeout(_PATIENCE)
         try:
             asked = receive(connection, self._most)
-        except (OSError, ValueError) as error:
+        except Exception as error:  # whatever it is: the next one is answered
             log.warning("a request could not be read: %s", error)
             return
         about, message = self._handler.handle(asked.about, asked.body)

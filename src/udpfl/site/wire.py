@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from hashlib import sha256
 from typing import Any
 
 from udpfl.accounting import PrivacyStatement
@@ -60,6 +61,28 @@ class SiteRequest:
     head: Head = NO_HEAD
     """The last charge of this site that the server knows of."""
 
+    def __post_init__(self) -> None:
+        run_id(self.run)
+        _table("settings", self.settings)
+        object.__setattr__(self, "learning_rate", _number("learning_rate", self.learning_rate))
+        for name, least in (("round", 1), ("cohort", 1), ("settled", -1), ("client", 0)):
+            _whole(name, getattr(self, name), least)
+        if self.steps is not None:
+            _whole("steps", self.steps, 1)
+        head_from(self.head)
+
+    @property
+    def digest(self) -> str:
+        """Of all that a message is computed from: sites that are asked alike have the same."""
+        header = {
+            "run": self.run,
+            "settings": dict(self.settings),
+            "round": self.round,
+            "learning_rate": self.learning_rate,
+            "steps": self.steps,
+        }
+        return sha256(tensors_to_bytes(self.tensors, header)).hexdigest()
+
     def body(self) -> bytes:
         """What is the same for all sites of a round."""
         header = {
@@ -91,23 +114,13 @@ class SiteRequest:
             raise InvalidInput("version", f"this site reads requests of version {VERSION}")
         if unknown := sorted(own.keys() - _FIELDS):
             raise InvalidInput(str(unknown[0])[:40], "is not a field of a request")
-        return cls(
-            run=run_id(own.get("run")),
-            settings=_table("settings", own.get("settings")),
-            round=_whole("round", own.get("round"), 1),
-            tensors=tensors,
-            learning_rate=_number("learning_rate", own.get("learning_rate")),
-            cohort=_whole("cohort", own.get("cohort"), 1),
-            settled=_whole("settled", own.get("settled", -1), -1),
-            steps=None if own.get("steps") is None else _whole("steps", own["steps"], 1),
-            client=_whole("client", own.get("client"), 0),
-            head=head_from(own.get("head")),
-        )
+        if missing := sorted(_NEEDED - own.keys()):
+            raise InvalidInput(missing[0], "is missing")
+        return cls(**{**own, "tensors": tensors, "head": head_from(own.get("head"))})
 
 
-_FIELDS = {
-    "run", "settings", "round", "learning_rate", "cohort", "settled", "steps", "client", "head",
-}  # fmt: skip
+_NEEDED = {"run", "settings", "round", "learning_rate", "cohort", "client"}
+_FIELDS = {*_NEEDED, "settled", "steps", "head"}
 
 
 @dataclass(frozen=True)
