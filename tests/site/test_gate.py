@@ -428,5 +428,67 @@ def test_a_sealed_message_says_which_request_it_answers(tmp_path):
     known = {"client-0": signing_public(signing)}
     first, again, second = (unseal(each.message, opening, known) for each in answers)
     assert first == again
-    assert first.request == request().digest != other.digest
-    assert second.request == request(2).digest, "how many sites are asked is not what is asked"
+    assert len({first.work, second.work}) == 2
+    # Another site says the same of the same request, and something else of another one.
+    more = dict(keys, signing_key=str(tmp_path / "signing.key"))
+    works = {}
+    for name, sent in {"same": request(client=1), "rate": other}.items():
+        beside = gate(tmp_path / name, 1, shuffler=more)
+        message = beside.answer(replace(sent, client=1, cohort=3)).message
+        works[name] = unseal(message, opening, {"client-1": signing_public(signing)}).work
+    assert works["same"] == first.work
+    assert works["rate"] != first.work
+    marked = with_privacy(request(client=1), clip=[1.0, 0.5, 0.25])
+    beside = gate(tmp_path / "clip", 1, shuffler=more)
+    message = beside.answer(marked).message
+    first_of_it = gate(tmp_path / "clips", shuffler=more).answer(replace(marked, client=0)).message
+    assert (
+        unseal(message, opening, {"client-1": signing_public(signing)}).work
+        != unseal(first_of_it, opening, known).work
+    )
+
+
+def test_a_shuffler_is_not_for_methods_that_keep_something(tmp_path):
+    signing = new_key()
+    (tmp_path / "signing.key").write_text(signing)
+    keys = {"public_key": opening_public(new_key()), "signing_key": str(tmp_path / "signing.key")}
+    own = gate(tmp_path, shuffler=keys)
+    sent = request(training={"algorithm": "scaffold"})
+    assert "could mark a site" in own.answer(sent).refused
+    assert list(own.ledger.history()) == []
+
+
+def test_a_disk_that_is_full_in_mid_note_costs_nothing(tmp_path, monkeypatch):
+    signing = new_key()
+    (tmp_path / "signing.key").write_text(signing)
+    keys = {"public_key": opening_public(new_key()), "signing_key": str(tmp_path / "signing.key")}
+    own = gate(tmp_path, shuffler=keys)
+
+    def full(path, data):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("udpfl.site._admission.write_whole", full)
+    assert own.answer(request()).message == b""
+    assert list(own.ledger.history()) == []
+    monkeypatch.undo()
+    assert own.answer(request()).message
+
+
+def test_a_stricter_policy_counts_for_a_run_under_way(tmp_path):
+    own = gate(tmp_path)
+    message_of(own.answer(request()))
+    own.close()
+    stricter = {
+        "not of the policy": {"releases": {"mechanisms": ["laplace"]}},
+        "δ = 1e-07": {"budget": {"epsilon": 1.2, "delta": 1e-7}},
+    }
+    for why, changes in stricter.items():
+        own = gate(tmp_path, **changes)
+        assert why in own.answer(request(2)).refused
+        assert own.ledger.head()[0] == 1
+        own.close()
+
+
+def test_only_the_site_can_read_its_folder(tmp_path):
+    gate(tmp_path)
+    assert stat.S_IMODE((tmp_path / "state-0").stat().st_mode) == 0o700

@@ -146,3 +146,21 @@ def test_a_budget_that_is_partly_spent_counts_when_noise_is_judged(tmp_path):
     assert "budget has left" in own.answer(last).refused
     account, event = own.ledger.account_of("client-0"), fresh.ledger.held(1)
     assert not own.ledger.would_exceed(account, event)
+
+
+def test_cheap_runs_leave_no_release_with_little_noise(tmp_path):
+    """A server that asks for much noise in many releases, to have little in the last one."""
+    own = gate(tmp_path, releases={"in_all": 20, "mechanisms": ["gaussian"]})
+    usual = gate(tmp_path / "usual", releases={"in_all": 20, "mechanisms": ["gaussian"]})
+    message_of(usual.answer(request()))
+    cheap = with_privacy(request(training={"rounds": 19}), epsilon=0.3)
+    for round_ in range(1, 20):
+        message_of(own.answer(replace(cheap, round=round_)))
+    message_of(own.answer(request(run="last", training={"rounds": 1})))
+
+    def last_std(gate_):
+        *_, entry = gate_.ledger.history()
+        (sampled,) = leaves(entry.event)
+        return sampled.event.mechanism.noise_std
+
+    assert last_std(own) >= (1 - 1e-6) * last_std(usual)

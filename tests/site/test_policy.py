@@ -122,7 +122,8 @@ def test_a_person_is_the_unit_where_the_policy_names_a_column(tmp_path):
     assert answer.privacy.unit == "person"
 
 
-def test_a_site_may_keep_records_to_itself(tmp_path):
-    table(tmp_path / "patients.csv")
-    own = with_table(tmp_path, person="patient", test=0.25)
-    assert len(own._data[1]) == 75
+def test_records_are_not_split_by_what_other_records_there_are(tmp_path):
+    values = policy(tmp_path).model_dump(exclude_none=True)
+    values["data"] = {**values["data"], "test": 0.2}
+    with pytest.raises(InvalidInput, match="a file of their own"):
+        Policy.of(values)

@@ -7,9 +7,9 @@ with anonymity alone, that it keeps no list and does not work with the server.
 
 A server that hands over few messages, or the same ones in other company, would learn who sent what.
 One that asks every site for something else, with learning rates of their own for example, would
-know them by what they send. So a batch has messages of at least `minimum` sites that answer the
-same request, signed by keys that the shuffler knows, each site once, and a round is mixed with one
-set of messages only.
+know them by what they send. So a batch has messages of at least `minimum` sites that were computed
+from the same request with the same clip and noise, signed by keys that the shuffler knows, each
+site once, and a round is mixed with one set of messages only.
 
 The server still sees which nodes answered, when, and how many; and by what it gets back, every
 message's public weight: sites that declare different sizes can be told apart by those.
@@ -18,7 +18,6 @@ message's public weight: sites that declare different sizes can be told apart by
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -35,7 +34,7 @@ from udpfl.config import Count, Section, Text, read
 from udpfl.config.explaining import explained
 from udpfl.errors import InvalidInput, Refused
 from udpfl.federation.stages.shuffler import anonymous
-from udpfl.runs.writing import append_line
+from udpfl.runs.writing import write_whole
 from udpfl.site.sealing import Letter, NotSealed, opening_public, read_key, unseal
 from udpfl.site.wire import run_id
 
@@ -139,25 +138,22 @@ class ShufflerParty:
         """Refuse another set of messages for a round that was mixed: the difference would tell."""
         content = sorted((site, own.message) for site, own in letters.items())
         digest = hashlib.sha256(repr(content).encode()).hexdigest()
-        path, known = self._state / f"{run}.jsonl", {}
-        if path.is_file():
-            for line in path.read_text().splitlines():
-                mixed, before = json.loads(line)
-                known[mixed] = before
-        if known.get(round_, digest) != digest:
+        path = self._state / run / str(round_)
+        if not path.is_file():
+            path.parent.mkdir(exist_ok=True)
+            write_whole(path, digest.encode())
+        elif path.read_text() != digest:
             raise Refused(f"round {round_} was mixed already, with other messages")
-        if round_ not in known:
-            append_line(path, json.dumps([round_, digest]))
 
 
 def _asked_alike(letters: Mapping[str, Letter]) -> dict[str, Letter]:
-    """Those that answer the request that most were sent: others could be told by their content."""
-    counts = Counter(own.request for own in letters.values())
-    usual = max(counts, key=lambda request: (counts[request], request), default="")
+    """Those that were computed from the same as most: others could be told by their content."""
+    counts = Counter(own.work for own in letters.values() if own.work)
+    usual = max(counts, key=lambda work: (counts[work], work), default=None)
     for own in letters.values():
-        if own.request != usual:
-            log.warning("%s was sent another request than most sites: left out", own.site)
-    return {site: own for site, own in letters.items() if own.request == usual}
+        if own.work != usual:
+            log.warning("%s was asked for something else than most sites: left out", own.site)
+    return {site: own for site, own in letters.items() if own.work == usual}
 
 
 def pack(parts: Sequence[bytes]) -> bytes:

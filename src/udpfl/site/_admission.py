@@ -7,9 +7,11 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from udpfl.accounting.serial import event_to_json
 from udpfl.algorithms import Algorithm
 from udpfl.config import Config, load
 from udpfl.data import DataSet
@@ -22,9 +24,9 @@ from udpfl.ledger.ledger import Ledger
 from udpfl.runs.files import has_begun
 from udpfl.runs.folder import RunFolder
 from udpfl.runs.names import PROPOSAL
-from udpfl.runs.writing import append_line
-from udpfl.site._checks import check_method, check_proposal
-from udpfl.site._planning import Allowance, plan_run, require_room
+from udpfl.runs.writing import write_whole
+from udpfl.site._checks import check_method, check_proposal, check_state
+from udpfl.site._planning import Allowance, check_release, plan_run, require_room
 from udpfl.site._rounds import Rounds
 from udpfl.site.policy import Policy
 from udpfl.site.settings import Proposal
@@ -53,22 +55,25 @@ class AdmittedRun:
                 "it is not kept here any more"
             )
 
-    def note_request(self, request: SiteRequest) -> None:
-        """Note what a message is about to be computed for; an answer that is there keeps its own.
+    def note_work(self, request: SiteRequest) -> str:
+        """Note what a message is about to be computed from, and return the digest of that.
 
-        A stored message is sent again whatever is asked, and still says what it answered.
+        A stored message is sent again whatever is asked, and keeps its own: nothing is known of one
+        that was stored before such notes were made.
         """
+        path = self.client.folder / "work" / str(request.round)
         if not self.client.has_stored(request.round):
-            append_line(self._requests, json.dumps([request.round, request.digest]))
+            path.parent.mkdir(exist_ok=True)
+            write_whole(path, self._work(request).encode())
+        return path.read_text() if path.is_file() else ""
 
-    def request_of(self, round_: int) -> str:
-        """The digest of the request that the message of a round was computed for."""
-        lines = self._requests.read_text().splitlines()
-        return str(dict(json.loads(line) for line in lines)[round_])
-
-    @property
-    def _requests(self) -> Path:
-        return self.client.folder / "requests.jsonl"
+    def _work(self, request: SiteRequest) -> str:
+        """The digest of all by which messages could be told apart: what is asked, and what of it is
+        this site's own, its clip, noise and pull."""
+        plan = self.client.plan
+        event = plan.round_event(request.round)
+        own = [request.digest, None if event is None else event_to_json(event), plan.penalty]
+        return sha256(json.dumps(own).encode()).hexdigest()
 
 
 def _proposed(request: SiteRequest) -> dict[str, Any]:
@@ -97,6 +102,7 @@ def admit_run(
         method = build_algorithm(proposal.config)
         check_method(policy, method)
         setup = _setup(policy, proposal, method, data, request)
+        check_state(policy, method, setup.start)
     if setup.dimension > policy.server.parameters:
         raise Refused(
             f"model.name: {setup.dimension:,} parameters are more than the "
@@ -110,7 +116,9 @@ def admit_run(
     if has_begun(path) and ledger.knows(request.run):
         _require_same(json.loads((path / PROPOSAL).read_text()), request)
         folder = RunFolder.open(path)
-        require_room(policy, setup, ledger, request.run, ReleasePlan.from_row(folder.clients[0]))
+        plan = ReleasePlan.from_row(folder.clients[0])
+        check_release(policy.releases, setup, plan)
+        require_room(policy, setup, ledger, request.run, plan)
         return AdmittedRun(proposed, rounds, ClientRun.resume(setup, folder, ledger))
     allowance = Allowance.of(policy, setup, ledger)
     with _settings_refused():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from torch import Tensor
+
 from udpfl.algorithms import Algorithm
 from udpfl.errors import Refused
 from udpfl.site.policy import Policy
@@ -111,6 +113,15 @@ def _budget_reasons(policy: Policy, proposal: Proposal, client: int) -> Iterator
         asked = proposal.own("delta", client)
         if asked != policy.budget.delta:
             yield f"privacy.delta: {asked:g} is not the {policy.budget.delta:g} of the policy"
+
+
+def check_state(policy: Policy, algorithm: Algorithm, model: Tensor) -> None:
+    """Refuse a method that keeps something between rounds where a shuffler hides who sends what."""
+    if policy.shuffler.public_key is not None and algorithm.client_init(model):
+        raise Refused(
+            f"training.algorithm: {algorithm.name} keeps something from round to round, by which "
+            "a server could mark a site, so it cannot be used with a shuffler"
+        )
 
 
 def check_method(policy: Policy, algorithm: Algorithm) -> None:

@@ -83,14 +83,19 @@ def plan_run(policy: Policy, setup: ClientSetup, allowance: Allowance, asks: boo
         )
     within = allowance.releases // each
     plan = _least_noise(limits, setup, lambda own: _planned(own, allowance, within, asks))
-    _check_release(limits, setup, plan)
+    check_release(limits, setup, plan)
     if setup.config.privacy.accounting == "vector" and not _is_enough(plan, allowance, within):
         raise Refused(
             f"privacy.epsilon: with the noise that the run asks for, the {within * each} releases "
             "that the policy leaves would cost more than the budget has left: leave it out, and "
             "the site plans its own noise"
         )
-    return plan
+    least = _least_plan(policy, setup, allowance, plan, each)
+    if _noise_std(least) <= (1 + 1e-9) * _noise_std(plan):
+        return plan
+    if asks or setup.config.privacy.harmonize != "budget":
+        raise Refused("the run asks for less noise than the site gives a first run")
+    return replace(least, rounds=plan.rounds)
 
 
 def require_room(
@@ -167,11 +172,44 @@ def _least_noise(limits: AllowedReleases, setup: ClientSetup, planned: Planned) 
 
 
 def _noise_std(plan: ReleasePlan) -> float:
-    assert isinstance(plan.release, Release)
-    return plan.release.mechanism.noise_std
+    """Of a release; nothing for randomised response, which has none."""
+    return plan.release.mechanism.noise_std if isinstance(plan.release, Release) else 0.0
 
 
-def _check_release(limits: AllowedReleases, setup: ClientSetup, plan: ReleasePlan) -> None:
+def _least_plan(
+    policy: Policy, setup: ClientSetup, allowance: Allowance, plan: ReleasePlan, each: int
+) -> ReleasePlan:
+    """What the site would plan for the first of all its runs: no later one has less noise.
+
+    Runs that cost little leave more of the budget than of the releases. That is not for a server to
+    spend on a single one.
+    """
+    privacy = setup.config.privacy
+    if allowance.held is None or not isinstance(plan.release, Release):
+        return plan
+    if privacy.pace != "uniform" or privacy.accounting != "vector":
+        return plan
+    config = load(
+        setup.config,
+        {
+            "privacy": {
+                "mechanism": plan.release.mechanism.name,
+                "harmonize": "budget",
+                "reference": None,
+                "epsilon": policy.budget.epsilon,
+            }
+        },
+    )
+    fresh = replace(
+        allowance,
+        releases=policy.releases.in_all,
+        held=None,
+        past=allowance.past and replace(allowance.past, held=None),
+    )
+    return _planned(replace(setup, config=config), fresh, fresh.releases // each, asks=False)
+
+
+def check_release(limits: AllowedReleases, setup: ClientSetup, plan: ReleasePlan) -> None:
     """Hold what was planned against the limits: settings may mean more than they say."""
     release, event = plan.release, plan.round_event(1)
     if release is None or event is None:
@@ -182,6 +220,9 @@ def _check_release(limits: AllowedReleases, setup: ClientSetup, plan: ReleasePla
             f"training.algorithm: {setup.algorithm.name} hides records by {noise.name!r}, which is "
             "not noise of the policy"
         )
+    named = noise.name, f"{type(noise).__module__}:{type(noise).__qualname__}"
+    if not setup.brings_noise and not set(named) & set(limits.mechanisms):
+        raise Refused(f"the run was begun with {noise.name} noise, which is not of the policy")
     if release.sensitivity.bound > limits.clip:
         raise Refused(
             f"the sensitivity of a release is {release.sensitivity.bound:g}, above "

@@ -16,6 +16,8 @@ from udpfl.site._checks import cohort_reasons
 from udpfl.site.policy import Policy
 from udpfl.site.wire import SiteRequest
 
+_LEARNING_RATES = (1e-10, 1e10)
+"""Others are nothing, or not finite, in float32."""
 _LEAST_CLIP = 1e-4
 """How far a clip that adapts may go below the planned one; the noise goes with it."""
 
@@ -39,8 +41,12 @@ class Rounds:
         rounds = self.setup.asked
         if request.round > len(rounds) or not rounds[request.round - 1]:
             yield f"round {request.round} does not ask this site, by the schedule of the run"
-        if not request.learning_rate > 0:
-            yield f"a learning rate must be above 0, got {request.learning_rate:g}"
+        least, most = _LEARNING_RATES
+        if not least <= request.learning_rate <= most:
+            yield (
+                f"a learning rate must lie between {least:g} and {most:g}, got "
+                f"{request.learning_rate:g}"
+            )
         yield from self._step_reasons(request)
         yield from self._tensor_reasons(request)
 

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import torch
 
 from udpfl._version import __version__
-from udpfl.data import DataSet
+from udpfl.data import DataSet, sources
 from udpfl.data.records import Indices
 from udpfl.errors import BudgetExceeded, InvalidInput, Refused
 from udpfl.federation.request import Request
@@ -69,7 +69,7 @@ class Gate:
     def __init__(self, policy: Policy, ledger: Ledger | None = None) -> None:
         self.policy = policy
         self._state = Path(policy.state)
-        self._state.mkdir(parents=True, exist_ok=True)
+        self._state.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.ledger = Ledger(policy.ledger) if ledger is None else ledger
         self._log = SiteLog(self._state / "site.log")
         with self._alone():
@@ -93,8 +93,7 @@ class Gate:
         with self._alone():
             try:
                 run = self._admitted(request)
-                if self.policy.shuffler.public_key is not None:
-                    run.note_request(request)
+                work = run.note_work(request) if self._shuffles else ""
                 message = run.client.answer(self._for_client(run, request))
             except (Refused, BudgetExceeded) as refusal:
                 self._log.note("refused", **place, why=str(refusal))
@@ -106,15 +105,17 @@ class Gate:
             stated = run.client.statement()
             self._log.note("answered", **place, spent=stated.short)
             answer = SiteAnswer(self.policy.name, message, head=self._head, privacy=stated)
-            return self._sealed(answer, run, request)
+            return self._sealed(answer, request, work) if self._shuffles else answer
 
-    def _sealed(self, answer: SiteAnswer, run: AdmittedRun, request: SiteRequest) -> SiteAnswer:
+    @property
+    def _shuffles(self) -> bool:
+        return self.policy.shuffler.public_key is not None
+
+    def _sealed(self, answer: SiteAnswer, request: SiteRequest, work: str) -> SiteAnswer:
         """The answer with a message that only the shuffler of the policy can open."""
         shuffler = self.policy.shuffler
-        if shuffler.public_key is None:
-            return answer
-        asked = run.request_of(request.round)
-        letter = Letter(self.policy.name, request.run, request.round, asked, answer.message)
+        assert shuffler.public_key is not None
+        letter = Letter(self.policy.name, request.run, request.round, work, answer.message)
         sealed = seal(letter, read_key(shuffler.signing_key), shuffler.public_key)
         return replace(answer, message=sealed, is_sealed=True)
 
@@ -174,7 +175,16 @@ class Gate:
     @cached_property
     def _data(self) -> tuple[DataSet, Indices]:
         own = self.policy.data
-        return load_client_data(data_config(self.policy), own.part, keeps_test=own.test > 0)
+        found = load_client_data(data_config(self.policy), own.part, keeps_test=own.test > 0)
+        source = sources().get(own.name)
+        is_own = source is not None and source.is_own
+        if is_own and found[0].classes is not None and "labels" not in own.options:
+            raise InvalidInput(
+                "data.options.labels",
+                "must be stated: labels that are read off the records would leave the site as the "
+                "number of classes",
+            )
+        return found
 
     @property
     def _head(self) -> Head:
@@ -197,6 +207,7 @@ class Gate:
     def _admitted(self, request: SiteRequest) -> AdmittedRun:
         """The run of a request: in memory, in its folder, or begun now."""
         self._require_charges(request.head)
+        self._require_same_delta()
         run = self._open.get(request.run)
         if run is None:
             run = admit_run(self.policy, self.ledger, self._data, request)
@@ -222,6 +233,16 @@ class Gate:
                 f"the ledger of this site lacks charge {missing[0]}, which was made: it was "
                 "restored from a backup, or is another one. Nothing is released until the "
                 "site has put that right"
+            )
+
+    def _require_same_delta(self) -> None:
+        """Refuse where policy and ledger have budgets that cannot be compared."""
+        account = self.ledger.account_of(self.policy.name, self.policy.data.block or "")
+        known = account and self.ledger.budget(account)
+        if known and known.delta != self.policy.budget.delta:
+            raise Refused(
+                f"the policy of this site has δ = {self.policy.budget.delta:g}, and its ledger "
+                f"δ = {known.delta:g}: nothing is released until the site has put that right"
             )
 
     def _lower_budget(self) -> None:

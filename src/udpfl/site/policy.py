@@ -76,7 +76,8 @@ class SiteData(Section):
     )
     test: Fraction = Field(
         default=0.0,
-        description="Share of the records that the site keeps to itself and never trains on.",
+        description="For trials with a public data set: share of the records that is never trained "
+        "on.",
     )
     part: Annotated[int, Field(ge=0)] | None = Field(
         default=None,
@@ -96,6 +97,13 @@ class SiteData(Section):
             yield "data.part", "and data.parts go together: set both, or none"
         elif self.part is not None and self.parts is not None and self.part >= self.parts:
             yield "data.part", f"must be below data.parts = {self.parts}, got {self.part}"
+        if self.test and self.parts is None:
+            yield (
+                "data.test",
+                "is for trials, with data.parts: which records are held out depends on all of "
+                "them, so one more would move others, which no noise hides. Keep test records in "
+                "a file of their own",
+            )
         if self.rows_per_person is not None and self.person is None:
             yield "data.rows_per_person", "has no effect without data.person"
 

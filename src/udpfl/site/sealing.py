@@ -3,7 +3,7 @@
 A site signs its message and seals it for the shuffler's key, so whoever carries it, the server
 included, sees bytes of one length and nothing else. Each seal has a key of its own: X25519 between
 a fresh key and the shuffler's, HKDF with SHA-256, AES-256-GCM. The signature (Ed25519) covers site,
-run, round, request and message, so nobody else can put a message among those that are mixed.
+run, round, work and message, so nobody else can put a message among those that are mixed.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Letter:
     site: str
     run: str
     round: int
-    request: str
-    """The digest of the request that the message was computed for."""
+    work: str
+    """The digest of what the message was computed from, records apart."""
     message: bytes
 
 
@@ -121,16 +121,16 @@ def unseal(data: bytes, opened_by: str, known: dict[str, str]) -> Letter:
 
 
 def _inner(letter: Letter) -> bytes:
-    head = json.dumps([letter.site, letter.run, letter.round, letter.request]).encode()
+    head = json.dumps([letter.site, letter.run, letter.round, letter.work]).encode()
     return len(head).to_bytes(4, "little") + head + letter.message
 
 
 def _letter(inner: bytes) -> Letter:
     length = int.from_bytes(inner[:4], "little")
-    site, run, round_, request = json.loads(inner[4 : 4 + length])
-    if not (all(isinstance(own, str) for own in (site, run, request)) and type(round_) is int):
+    site, run, round_, work = json.loads(inner[4 : 4 + length])
+    if not (all(isinstance(own, str) for own in (site, run, work)) and type(round_) is int):
         raise ValueError("not a letter")
-    return Letter(site, run, round_, request, inner[4 + length :])
+    return Letter(site, run, round_, work, inner[4 + length :])
 
 
 def _key(shared: bytes, public: bytes, other: bytes) -> bytes:

@@ -7,8 +7,8 @@ of it comes from the other side, so nothing is believed: `read` checks the type 
 
 from __future__ import annotations
 
-import math
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
@@ -26,6 +26,7 @@ NO_HEAD = Head(0, "")
 _RUN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _CHAIN = re.compile(r"[0-9a-f]{64}")
 _MOST = 2**53
+_LARGEST = sys.float_info.max
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class SiteRequest:
             _whole(name, getattr(self, name), least)
         if self.steps is not None:
             _whole("steps", self.steps, 1)
-        head_from(self.head)
+        object.__setattr__(self, "head", head_from(self.head))
 
     @property
     def digest(self) -> str:
@@ -286,6 +287,8 @@ def _whole(name: str, value: Any, least: int) -> int:
 
 
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidInput(name, "must be a finite number")
+    if not -_LARGEST <= value <= _LARGEST:  # nor is it this where it is no number
         raise InvalidInput(name, "must be a finite number")
     return float(value)
