@@ -98,9 +98,10 @@ def flower_figure(report: dict[str, Any], path: Path) -> None:
     height = 0.8 / len(FLOWER_WAYS)
     for place, way in enumerate(FLOWER_WAYS):
         at = [i + place * height for i in range(len(measured))]
-        values = [row[way] for row in measured]
+        values = [row.get(way, float("nan")) for row in measured]
         bars = axis.barh(at, values, height, label=way, color=_COLOURS[2 * place])
-        axis.bar_label(bars, fmt=" %.2f", fontsize=7)
+        labels = ["" if value != value else f" {value:.2f}" for value in values]
+        axis.bar_label(bars, labels, fontsize=7)
     names = [f"{row['model']}, {row['nodes']} nodes" for row in measured]
     axis.set_yticks([i + 0.4 - height / 2 for i in range(len(measured))], names)
     axis.set(xlabel="seconds per round")

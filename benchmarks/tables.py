@@ -166,7 +166,10 @@ def _memory(run: dict[str, Any]) -> list[str]:
 def flower_table(report: dict[str, Any]) -> str:
     """Seconds of a round, the four ways; then the parts of one answer, and what starting costs."""
     body = [
-        [f"`{row['model']}`, {row['nodes']} nodes", *(f"{row[way]:.2f}" for way in FLOWER_WAYS)]
+        [
+            f"`{row['model']}`, {row['nodes']} nodes",
+            *(f"{row[way]:.2f}" if way in row else "" for way in FLOWER_WAYS),
+        ]
         for row in report["rounds"]
     ]
     text = f"{machine_line(report)}\n\n" + rows(["seconds per round", *FLOWER_WAYS], body) + "\n"

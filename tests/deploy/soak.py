@@ -81,6 +81,8 @@ class Soak:
     done: Counter = field(default_factory=Counter)
     runs: list[Path] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
+    aggregated: int = 0
+    """Rounds of all runs, when it ended."""
 
     def __post_init__(self):
         self.random = random.Random(self.seed)
@@ -339,6 +341,7 @@ def soak(
         for site in own.app.sites:
             own.own.processes[f"{site}-service"].stop()
         own.check()
+        own.aggregated = own.rounds
     finally:
         own.stop()
     return own
@@ -355,7 +358,7 @@ def main() -> None:
         found = soak(Path(folder), given.faults, 60 * given.minutes, seed=given.seed)
     result = {
         "faults": dict(found.done),
-        "rounds": found.rounds,
+        "rounds": found.aggregated,
         "runs": len(found.runs),
         "seconds": round(time.monotonic() - found.began, 1),
     }
