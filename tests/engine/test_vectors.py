@@ -192,6 +192,7 @@ def test_vectors_are_as_exact_as_is_said(dimension, count, decay):
     assert max(found) <= 2 * noise.rounding
 
 
+@pytest.mark.slow
 def test_what_rounding_adds_to_a_run_with_vectors(monkeypatch):
     """As for independent noise, and the law of every radius on top of it."""
     noise = StaircaseL1(1.0, 1.0, dimension=26_010)
