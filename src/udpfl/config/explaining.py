@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import functools
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -35,6 +35,21 @@ SYNONYMS = {
     "num_rounds": "training.rounds",
     "output": "out",
 }
+
+
+S = TypeVar("S", bound=Section)
+
+
+def validated(kind: type[S], values: Mapping[str, Any]) -> S:
+    """Plain tables as a section.
+
+    Raises:
+        InvalidInput: A key is missing, unknown or wrong; all of them at once.
+    """
+    try:
+        return kind.model_validate(dict(values))
+    except ValidationError as error:
+        raise explained(error, values, kind) from None
 
 
 def explained(

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from pydantic import ValidationError
 
-from udpfl.config.explaining import explained
+from udpfl.config.explaining import validated
 from udpfl.config.models import SECTIONS, Config
 from udpfl.config.section import Section
 from udpfl.errors import InvalidInput
@@ -139,11 +138,7 @@ def load(*layers: Layer | None, overrides: Iterable[str] = ()) -> Config:
             if isinstance(value, Mapping):
                 value = _merged(key, values.get(key), value)
             values[key] = value
-    values = apply(values, overrides)
-    try:
-        return Config.model_validate(values)
-    except ValidationError as error:
-        raise explained(error, values) from None
+    return validated(Config, apply(values, overrides))
 
 
 def _merged(section: str, below: Any, above: Mapping[str, Any]) -> dict[str, Any]:

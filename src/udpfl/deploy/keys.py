@@ -8,13 +8,13 @@ further certificates: keep it off the server.
 from __future__ import annotations
 
 import ipaddress
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from udpfl.errors import InvalidInput, MissingExtra
+from udpfl.runs.writing import write_secret
 
 try:
     from cryptography import x509
@@ -109,7 +109,7 @@ def make_seal(folder: Path, name: str) -> tuple[Path, str]:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.seal"
     if not path.exists():
-        _write_secret(path, new_key().encode())
+        write_secret(path, new_key().encode())
     secret = read_key(path)
     return path, opening_public(secret) if name == SHUFFLER else signing_public(secret)
 
@@ -124,7 +124,7 @@ def _make_ca(keys: Keys, days: float) -> None:
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(own.public_key()), critical=False)
         .sign(own, hashes.SHA384())
     )
-    _write_secret(keys.folder / CA_KEY, _pem(own))
+    write_secret(keys.folder / CA_KEY, _pem(own))
     keys.ca.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
 
@@ -143,7 +143,7 @@ def _make_server(keys: Keys, hosts: Sequence[str], days: float) -> None:
         .add_extension(authority, critical=False)
         .sign(signer, hashes.SHA384())
     )
-    _write_secret(keys.key, _pem(own))
+    write_secret(keys.key, _pem(own))
     keys.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
 
@@ -154,7 +154,7 @@ def _make_site(keys: Keys, site: str) -> None:
         serialization.PrivateFormat.OpenSSH,
         serialization.NoEncryption(),
     )
-    _write_secret(keys.site(site), private)
+    write_secret(keys.site(site), private)
     public = own.public_key().public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     )
@@ -208,10 +208,3 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-
-
-def _write_secret(path: Path, data: bytes) -> None:
-    """A file that nobody else can read, from its first moment on."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(data)

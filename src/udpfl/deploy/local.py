@@ -14,8 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -295,11 +294,3 @@ def _short(folder: Path) -> Path:
     path = Path(tempfile.gettempdir()) / f"udpfl-{os.getuid()}-{name}"
     path.mkdir(mode=0o700, exist_ok=True)
     return path
-
-
-@contextmanager
-def started(app: App, *, tls: bool = True, has_services: bool = True) -> Iterator[LocalFederation]:
-    """A federation that runs, until the block ends."""
-    with LocalFederation(app, tls=tls, has_services=has_services) as federation:
-        federation.start()
-        yield federation

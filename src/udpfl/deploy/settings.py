@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from udpfl.config import Config, Count, Positive, Section, Text, apply, load, read
-from udpfl.config.explaining import explained
+from udpfl.config.explaining import validated
 from udpfl.errors import InvalidInput
 
 
@@ -61,6 +61,10 @@ class DeployConfig(Section):
         "section data), or has no records.",
     )
 
+    def wait_before(self, attempt: int) -> float:
+        """Seconds to wait before an attempt, of which the first is 0."""
+        return self.retry_after * 2 ** (attempt - 1) if attempt else 0.0
+
     def _problems(self) -> Iterator[tuple[str, str]]:
         if len(set(self.sites)) < len(self.sites):
             yield "deploy.sites", "names a site twice"
@@ -100,11 +104,7 @@ class Federation:
     def of(cls, values: Mapping[str, Any], overrides: Iterable[str] = ()) -> Federation:
         """The same from plain tables."""
         tables = apply(values, overrides)
-        own = {"deploy": tables.pop("deploy", {})}
-        try:
-            deploy = _DeploySection.model_validate(own).deploy
-        except ValidationError as error:
-            raise explained(error, own, _DeploySection) from None
+        deploy = validated(_DeploySection, {"deploy": tables.pop("deploy", {})}).deploy
         if deploy.sites:
             tables["data"] = {**tables.get("data", {}), "clients": len(deploy.sites)}
         config = load(_with_ledger(tables))

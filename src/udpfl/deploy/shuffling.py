@@ -26,12 +26,12 @@ from secrets import SystemRandom
 from typing import Any
 
 import torch
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from udpfl.algorithms import ClientMessage
 from udpfl.algorithms.message import tensors_from_bytes, tensors_to_bytes
 from udpfl.config import Count, Section, Text, read
-from udpfl.config.explaining import explained
+from udpfl.config.explaining import validated
 from udpfl.errors import InvalidInput, Refused
 from udpfl.federation.stages.shuffler import anonymous
 from udpfl.runs.writing import write_whole
@@ -63,10 +63,7 @@ class ShufflerConfig(Section):
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> ShufflerConfig:
         """From plain tables."""
-        try:
-            return cls.model_validate(dict(values))
-        except ValidationError as error:
-            raise explained(error, values, cls) from None
+        return validated(cls, values)
 
     @classmethod
     def read(cls, path: str | Path) -> ShufflerConfig:

@@ -11,9 +11,9 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from udpfl.accounting import PrivacyStatement
 from udpfl.algorithms import ClientMessage
@@ -28,6 +28,8 @@ from udpfl.federation.stages.trusted_server import Store
 from udpfl.site.wire import NO_HEAD, SiteAnswer, SiteFacts, SiteRequest
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _DESCRIBE = 60.0
 """Seconds within which a node has to say which site it is."""
@@ -69,11 +71,7 @@ class Directory:
                 del self._nodes[site]
         now = time.monotonic()
         new = [own for own in there if own.id not in self._known and self._later(own.id) <= now]
-        threads = [threading.Thread(target=self._meet, args=(own,), daemon=True) for own in new]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(_DESCRIBE + 1)
+        _all_at_once(self._meet, new)
 
     def _meet(self, node: Node) -> None:
         try:
@@ -277,7 +275,7 @@ class RemoteSites:
         """Hand sealed messages to the shuffler, again if it does not answer."""
         about, why = {"ask": "shuffle", "run": self._run, "round": round_}, "it is not there"
         for attempt in range(self._deploy.attempts):
-            time.sleep(self._deploy.retry_after * 2 ** (attempt - 1) if attempt else 0.0)
+            time.sleep(self._deploy.wait_before(attempt))
             try:
                 if self._directory.shuffler is None:
                     self._directory.look()
@@ -337,8 +335,7 @@ class RemoteSites:
         """Ask a site, and again after a while if it fails, until there is an outcome."""
         why = ""
         for attempt in range(self._deploy.attempts):
-            wait = self._deploy.retry_after * 2 ** (attempt - 1) if attempt else 0.0
-            if asking.stop.wait(wait):
+            if asking.stop.wait(self._deploy.wait_before(attempt)):
                 return
             try:
                 reply = self._reply(asking)
@@ -407,14 +404,7 @@ class RemoteSites:
 
     def finish(self) -> None:
         """Tell the sites that the run is over, so that they free what they have reserved."""
-        threads = [
-            threading.Thread(target=self._tell_end, args=(site,), daemon=True)
-            for site in self._names
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(_DESCRIBE + 1)
+        _all_at_once(self._tell_end, self._names)
 
     def _tell_end(self, site: str) -> None:
         node, about = self._directory.node_of(site), {"ask": "finish", "run": self._run}
@@ -424,6 +414,15 @@ class RemoteSites:
             self._directory.transport.ask(node, about, b"", _DESCRIBE, threading.Event())
         except NoReply as error:
             log.info("%s was not told that the run is over: %s", site, error)
+
+
+def _all_at_once(ask: Callable[[T], None], asked: Sequence[T]) -> None:
+    """Ask in threads, and wait as long as a short answer may take."""
+    threads = [threading.Thread(target=ask, args=(own,), daemon=True) for own in asked]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(_DESCRIBE + 1)
 
 
 def _is_settled(outcome: _Outcome | None) -> bool:

@@ -32,6 +32,14 @@ def write_whole(path: Path, data: bytes) -> None:
             os.close(handle)
 
 
+def write_secret(path: Path, data: bytes) -> None:
+    """A new file that nobody else can read, from its first moment on, on disk before the return."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def write_json(path: Path, value: Any) -> None:
     """The same with plain data."""
     write_whole(path, (json.dumps(value, indent=2) + "\n").encode())

@@ -14,6 +14,7 @@ from pathlib import Path
 from udpfl.errors import InvalidInput
 from udpfl.ledger.chain import Head
 from udpfl.ledger.ledger import Ledger
+from udpfl.runs.writing import write_secret
 
 _BYTES = 32
 
@@ -53,8 +54,5 @@ class HeadCodes:
 def _write_key(path: Path) -> None:
     fresh = path.with_suffix(".new")
     fresh.unlink(missing_ok=True)
-    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(os.urandom(_BYTES))
-        file.flush()
-        os.fsync(file.fileno())
+    write_secret(fresh, os.urandom(_BYTES))
     fresh.replace(path)

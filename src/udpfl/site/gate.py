@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 import torch
 
 from udpfl._version import __version__
+from udpfl.accounting.budget import Budget
 from udpfl.data import DataSet, sources
 from udpfl.data.records import Indices
 from udpfl.errors import BudgetExceeded, InvalidInput, Refused
@@ -235,10 +236,14 @@ class Gate:
                 "site has put that right"
             )
 
+    def _known_budget(self) -> tuple[int | None, Budget | None]:
+        """The site's account in the ledger, and the budget that the ledger has for it."""
+        account = self.ledger.account_of(self.policy.name, self.policy.data.block or "")
+        return account, None if account is None else self.ledger.budget(account)
+
     def _require_same_delta(self) -> None:
         """Refuse where policy and ledger have budgets that cannot be compared."""
-        account = self.ledger.account_of(self.policy.name, self.policy.data.block or "")
-        known = account and self.ledger.budget(account)
+        _, known = self._known_budget()
         if known and known.delta != self.policy.budget.delta:
             raise Refused(
                 f"the policy of this site has δ = {self.policy.budget.delta:g}, and its ledger "
@@ -247,8 +252,7 @@ class Gate:
 
     def _lower_budget(self) -> None:
         """A policy may lower the budget of the ledger; it is raised there, with a reason."""
-        account = self.ledger.account_of(self.policy.name, self.policy.data.block or "")
-        known, own = account and self.ledger.budget(account), self.policy.budget.budget
+        (account, known), own = self._known_budget(), self.policy.budget.budget
         if account and known and known.delta == own.delta and own.epsilon < known.epsilon:
             self.ledger.set_budget(account, own, reason="the policy of the site")
         elif known and known != own:

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field
 
 from udpfl.accounting import Accounting, Norm
 from udpfl.accounting.budget import Budget
 from udpfl.accounting.events import Unit
 from udpfl.config import Count, Fraction, Options, Positive, Section, Several, Text, read
-from udpfl.config.explaining import explained
+from udpfl.config.explaining import validated
 from udpfl.ledger.accounts import Runs
 from udpfl.mechanisms import BUILT_IN as MECHANISMS
 from udpfl.mechanisms.randomiser import BUILT_IN as RANDOMISERS
@@ -316,10 +316,7 @@ class Policy(Section):
         Raises:
             InvalidInput: A key is missing, unknown or wrong; all of them at once.
         """
-        try:
-            return cls.model_validate(dict(values))
-        except ValidationError as error:
-            raise explained(error, values, cls) from None
+        return validated(cls, values)
 
     @classmethod
     def read(cls, path: str | Path) -> Policy:

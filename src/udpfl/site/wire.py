@@ -75,28 +75,23 @@ class SiteRequest:
     @property
     def digest(self) -> str:
         """Of all that a message is computed from: sites that are asked alike have the same."""
-        header = {
+        return sha256(tensors_to_bytes(self.tensors, self._work)).hexdigest()
+
+    @property
+    def _work(self) -> dict[str, Any]:
+        """What a message is computed from, beside the tensors."""
+        return {
             "run": self.run,
             "settings": dict(self.settings),
             "round": self.round,
             "learning_rate": self.learning_rate,
             "steps": self.steps,
         }
-        return sha256(tensors_to_bytes(self.tensors, header)).hexdigest()
 
     def body(self) -> bytes:
         """What is the same for all sites of a round."""
-        header = {
-            "version": VERSION,
-            "run": self.run,
-            "settings": dict(self.settings),
-            "round": self.round,
-            "learning_rate": self.learning_rate,
-            "cohort": self.cohort,
-            "settled": self.settled,
-            "steps": self.steps,
-        }
-        return tensors_to_bytes(self.tensors, header)
+        more = {"version": VERSION, "cohort": self.cohort, "settled": self.settled}
+        return tensors_to_bytes(self.tensors, {**self._work, **more})
 
     def address(self) -> dict[str, Any]:
         """What is for this site alone, as plain data."""
