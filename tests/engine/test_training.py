@@ -29,8 +29,8 @@ from udpfl.engine import (
     Unclipped,
     train_round,
 )
+from udpfl.engine._batches import Batches
 from udpfl.engine.limits import choose_limits
-from udpfl.engine.training import padded
 from udpfl.errors import InvalidInput
 from udpfl.mechanisms import Gaussian, Laplace, Staircase
 
@@ -289,10 +289,13 @@ def test_no_two_draws_of_a_round_share_a_key():
 
 def test_index_sets_become_one_matrix_and_a_mask():
     rows = [torch.tensor(own, dtype=torch.int64) for own in ([7, 9, 4], [], [5], [1, 2, 3, 8])]
-    index, real = padded(rows, torch.device("cpu"), 5)
+    index, real = Batches([rows], torch.device("cpu")).rows(0, 0, 5)
     assert index.tolist() == [[7, 9, 4, 0, 0], [0] * 5, [5, 0, 0, 0, 0], [1, 2, 3, 8, 0]]
     assert real.sum(1).tolist() == [3, 0, 1, 4]
     assert torch.equal(real, torch.arange(5) < real.sum(1, keepdim=True))
+    later, left = Batches([[rows[1]] * 4, rows], torch.device("cpu")).rows(1, 2, 3)
+    assert later.tolist() == [[4, 0, 0], [0] * 3, [0] * 3, [3, 8, 0]]
+    assert left.sum(1).tolist() == [1, 0, 0, 2]
 
 
 def test_a_lane_that_is_done_draws_no_more_samples():

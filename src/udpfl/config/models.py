@@ -422,7 +422,12 @@ class TrainingConfig(Section):
         description="Largest number of records of a client that are processed at once.",
         examples=[256],
     )
-    memory: Count = Field(default=2048, description="Memory for per-record gradients, in MiB.")
+    memory: Count | None = Field(
+        default=None,
+        description="Memory for per-record gradients, in MiB; unless it is set 2048 on a CPU, and "
+        "two fifths of what a GPU has free.",
+        examples=[8192],
+    )
     options: Options = Field(default={}, description="Settings of the method.")
 
     @property

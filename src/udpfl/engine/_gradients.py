@@ -59,7 +59,10 @@ class Gradients(ABC):
 
     @abstractmethod
     def weighted_sum(self, factors: Tensor) -> Tensor:
-        """Sum over samples of factor * gradient [L, d], in the precision of the factors."""
+        """Sum over samples of factor * gradient [L, d], in the precision of the factors.
+
+        On an accelerator a sample whose factor is zero counts for nothing, whatever it holds.
+        """
 
     @abstractmethod
     def written_out(self) -> Tensor:
@@ -98,7 +101,8 @@ class WrittenOut(Gradients):
 
     def drop(self, bad: Tensor) -> None:
         super().drop(bad)
-        self._gradients.masked_fill_(bad.unsqueeze(2), 0.0)
+        if not bad.is_cuda:  # what is not real has a factor of zero, and counts for nothing there
+            self._gradients.masked_fill_(bad.unsqueeze(2), 0.0)
 
 
 @dataclass
@@ -172,6 +176,8 @@ class BookKept(Gradients):
 
     def drop(self, bad: Tensor) -> None:
         super().drop(bad)
+        if bad.is_cuda:  # what is not real has a factor of zero, and counts for nothing there
+            return
         rows = bad.flatten()
         for tap in self._taps:
             use = tap.use

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from udpfl.engine._gradients import Tap
+from udpfl.engine._pools import install_pools
 from udpfl.engine.layers import RULES, Rule, Use
 
 
@@ -59,6 +60,8 @@ class TappedLayers:
     """The layers of a model that rules run, and the pass that is under way."""
 
     def __init__(self) -> None:
+        self.look = False
+        """Whether a layer looks at numbers on the device."""
         self.to(None)
 
     def to(self, device: torch.device | None) -> None:
@@ -76,8 +79,10 @@ class TappedLayers:
         for module in model.modules():
             if any(p.requires_grad for p in module.parameters(recurse=False)):
                 self._install(module, RULES[type(module)](module), names)
+        install_pools(model)
 
     def _install(self, module: nn.Module, rule: Rule, names: dict[int, str]) -> None:
+        self.look |= rule.looks
         own = dict(module.named_parameters(recurse=False))
         trained = {n: names[id(p)] for n, p in own.items() if id(p) in names}
         frozen = [n for n in own if n not in trained]

@@ -55,7 +55,7 @@ class Widths:
         order: int,
     ) -> None:
         self._model, self._lanes, self._order = model, lanes, order
-        self._candidates = _candidates(most)
+        self._candidates = _candidates(most, records[0].device)
         weights = _random_weights(model).to(records[0].device)
         self._parameters = weights.expand(lanes, -1).contiguous()
         self._known: dict[int, bool] = {}
@@ -245,10 +245,13 @@ def _agree(some: list[Tensor] | None, others: list[Tensor] | None) -> bool:
     return all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
 
 
-def _candidates(most: int) -> list[int]:
+def _candidates(most: int, device: torch.device) -> list[int]:
     """Widths up to the longest pass, which is one of them."""
-    widths = [*range(1, _EVERY + 1), *range(_EVERY + 4, _EVERY_FOURTH + 1, 4)]
-    widths += range(_EVERY_FOURTH + _STEP, most + 1, _STEP)
+    if device.type == "cpu":
+        widths = [*range(1, _EVERY + 1), *range(_EVERY + 4, _EVERY_FOURTH + 1, 4)]
+        widths += range(_EVERY_FOURTH + _STEP, most + 1, _STEP)
+    else:  # a few: each is tried and recorded, and a GPU is wide
+        widths = [1, *range(8, 32, 8), *range(32, 128, 16), *range(128, most + 1, 32)]
     return [*(width for width in widths if width < most), most]
 
 

@@ -78,6 +78,7 @@ class NormClipper(Clipper):
     def __init__(self, norm: Norm, bounds: Sequence[float]) -> None:
         self.norm: Norm = norm
         self.bounds = tuple(bounds)
+        self._lowered_on: dict[torch.device, Tensor] = {}
         for bound in self.bounds:
             if not _SMALLEST <= bound <= _LARGEST:
                 raise InvalidInput(
@@ -98,7 +99,7 @@ class NormClipper(Clipper):
         if self.norm == "linf":
             return self._clamped_sum(gradients)
         sizes = finite_norms(gradients, self.order)
-        bound = self._lowered(sizes)
+        bound = self.lowered(sizes.device)
         factors = bound / torch.maximum(sizes, bound) * gradients.real
         clipped = ((sizes > bound) & gradients.real).sum(1)
         return Clipped(gradients.weighted_sum(factors), clipped)
@@ -107,24 +108,31 @@ class NormClipper(Clipper):
         exact = rows.double()
         finite = torch.isfinite(exact).all(1, keepdim=True)
         exact = torch.where(finite, exact, 0.0)
-        bound = self._lowered(exact)
+        bound = self.lowered(exact.device)
         if self.norm == "linf":
             return Clipped(torch.clamp(exact, -bound, bound), (exact.abs() > bound).any(1))
         sizes = exact.norm(p=1 if self.norm == "l1" else 2, dim=1, keepdim=True)
         factors = bound / torch.maximum(sizes, bound)
         return Clipped(exact * factors, (sizes > bound).squeeze(1))
 
-    def _lowered(self, like: Tensor) -> Tensor:
+    def lowered(self, device: torch.device) -> Tensor:
         """The bounds [L, 1], lowered by the margin for rounding, in double."""
-        bounds = [bound * (1 - ROUNDING) for bound in self.bounds]
-        return torch.tensor(bounds, dtype=torch.float64, device=like.device).unsqueeze(1)
+        if device not in self._lowered_on:
+            bounds = [bound * (1 - ROUNDING) for bound in self.bounds]
+            lowered = torch.tensor(bounds, dtype=torch.float64, device=device)
+            self._lowered_on[device] = lowered.unsqueeze(1)
+        return self._lowered_on[device]
+
+    def set_lowered(self, lowered: Tensor) -> None:
+        """Take the lowered bounds from this tensor, whose numbers change from pass to pass."""
+        self._lowered_on[lowered.device] = lowered
 
     def _clamped_sum(self, gradients: Gradients) -> Clipped:
         finite_norms(gradients, 1)
         full = gradients.written_out()
-        bound = self._lowered(full).to(full.dtype).unsqueeze(2)
+        bound = self.lowered(full.device).to(full.dtype).unsqueeze(2)
         over = ((full.abs() > bound).any(2) & gradients.real).sum(1)
-        kept = torch.clamp(full, -bound, bound) * gradients.real.unsqueeze(2)
+        kept = torch.where(gradients.real.unsqueeze(2), torch.clamp(full, -bound, bound), 0.0)
         return Clipped(kept.sum(1, dtype=torch.float64), over)
 
 
@@ -156,9 +164,9 @@ class Unclipped(Clipper):
     def clipped_sum(self, gradients: Gradients) -> Clipped:
         factors = gradients.real.to(torch.float32)
         total = gradients.weighted_sum(factors)
-        if not bool(torch.isfinite(total).all()):
+        if not (total.is_cuda or bool(torch.isfinite(total).all())):
             # A batch is filled up with some record of the data, whoever it belongs to: not even
-            # 0 * inf of it may reach this lane.
+            # 0 * inf of it may reach this lane. (On CUDA a factor of zero sees to that.)
             gradients.drop(~gradients.real)
             total = gradients.weighted_sum(factors)
         return Clipped(total, torch.zeros_like(factors[:, 0]).long())
@@ -171,7 +179,7 @@ def finite_norms(gradients: Gradients, p: int) -> Tensor:
     """Norms [L, B]; samples whose gradient is not finite are zeroed as a whole."""
     sizes = gradients.norms(p)
     bad = ~torch.isfinite(sizes)
-    if bool(bad.any()):
+    if sizes.is_cuda or bool(bad.any()):  # where to look costs more than to do it
         gradients.drop(bad)
         sizes = sizes.masked_fill(bad, 0.0)
     return sizes

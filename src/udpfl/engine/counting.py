@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from udpfl.engine._batches import Batches
 from udpfl.engine._precision import full_precision
 from udpfl.engine.clipping import NormClipper
 from udpfl.engine.lanes import LaneModel
@@ -48,10 +49,11 @@ def counted_within(
             key = Key(lanes.runs[lane], lanes.clients[lane], round_, 0, "counting")
             rows = poisson_indices(stream, key, lanes.records[lane], lanes.rates[lane])
             layers = key._replace(purpose="counting layers")
-            while len(rows):
-                width = widths.fit(len(rows))
-                part, rows = rows[:width], rows[width:]
-                x, y, real = gathered(inputs, targets, [part], width)
+            batches, start = Batches([[rows]], parameters.device), 0
+            while start < len(rows):
+                width = widths.fit(len(rows) - start)
+                index, real = batches.rows(0, start, width)
+                x, y = gathered(inputs, targets, index)
                 # Random layers draw here as they do in training: from nothing others could know.
                 with stream.layers(layers, parameters.device):
                     gradients = model.pass_gradients(parameters[lane : lane + 1], x, y, real)
@@ -60,4 +62,5 @@ def counted_within(
                 counted = inside.nan_to_num(-1.0).clamp(-1.0, 1.0) * real
                 sums[lane] += WEIGHT * counted.sum()
                 layers = layers._replace(step=layers.step + 1)
+                start += width
     return sums

@@ -13,6 +13,7 @@ import copy
 import logging
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from udpfl.engine._gradients import BookKept, Gradients, Layout, WrittenOut
+from udpfl.engine._graphs import PassGraphs
 from udpfl.engine._modes import DROPOUT, drop_nothing, evaluating
 from udpfl.engine._operators import Operators, Seen
 from udpfl.engine._taps import TappedLayers, uncovered
@@ -65,6 +67,8 @@ class LaneModel:
         self._public: tuple[Tensor, Tensor] | None = None
         self.reads = False
         """Whether numbers of records may decide on what is computed, as trials of widths showed."""
+        self.graphs = PassGraphs()
+        """Passes that were recorded on CUDA."""
         self._expected: dict[torch.Size, list[Seen]] = {}
         """What a pass computes for so many lanes and samples, whatever the records are."""
         missing = uncovered(self._model)
@@ -94,6 +98,12 @@ class LaneModel:
         self._plain.to(device)
         self._layers.to(device)
         return self
+
+    @property
+    def recordable(self) -> bool:
+        """Whether a pass can be recorded: nothing draws, and nothing looks at what was computed."""
+        watched = self._still is None or self._still.reads
+        return self.reentrant and not watched and not self._layers.look
 
     @property
     def reentrant(self) -> bool:
@@ -168,7 +178,7 @@ class LaneModel:
         self, parameters: Tensor, inputs: Tensor, targets: Tensor, real: Tensor
     ) -> Gradients:
         """Per-sample gradients: parameters [L, d], inputs and targets [L, B, ...], real [L, B]."""
-        by = self._by_book_keeping if self.book_keeping else self._by_func
+        by = self._by_book_keeping if self.book_keeping else partial(_by_func, self)
         if self._still is None or not self._still.reads:
             return by(parameters, inputs, targets, real)
         assert self._public is not None
@@ -221,27 +231,6 @@ class LaneModel:
             torch.where(real.flatten(), loss, 0.0).sum().backward()
         return BookKept(current.end(), real, self.layout)
 
-    def _by_func(
-        self, parameters: Tensor, inputs: Tensor, targets: Tensor, real: Tensor
-    ) -> WrittenOut:
-        def loss(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-            return self.plain_losses(weights, x.unsqueeze(0), y.unsqueeze(0)).sum()
-
-        each = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")
-        weights = self.layout.named(parameters)
-        with warnings.catch_warnings():  # slow operators: the note in the log has said so
-            warnings.filterwarnings("ignore", "There is a performance drop")
-            if self.lanes_apart:
-                lanes = [
-                    self.layout.flat(each({n: w[lane] for n, w in weights.items()}, x, y))
-                    for lane, (x, y) in enumerate(zip(inputs, targets, strict=True))
-                ]
-                full = torch.stack(lanes)
-            else:
-                named = vmap(each, randomness="different")(weights, inputs, targets)
-                full = self.layout.flat(named)
-        return _masked(full, real)
-
     def check(self, parameters: Tensor, inputs: Tensor, targets: Tensor) -> int:
         """Try the model on a few public records; returns the bytes that one sample takes.
 
@@ -253,7 +242,7 @@ class LaneModel:
         self._public, self._still, self._widths = (inputs, targets), None, {}
         self.why_alone, self.lanes_apart = verdict.why_alone, verdict.lanes_apart
         self.one_by_one = verdict.one_by_one
-        self._expected = {}
+        self._expected, self.graphs = {}, PassGraphs()
         if self.why_alone is not None:
             log.warning(
                 "per-sample gradients %s (slower, more memory): %s",
@@ -280,6 +269,30 @@ class LaneModel:
             if not training:
                 network.eval()
         return copied
+
+
+def _by_func(
+    model: LaneModel, parameters: Tensor, inputs: Tensor, targets: Tensor, real: Tensor
+) -> WrittenOut:
+    """Per-sample gradients by `torch.func`, each sample alone."""
+
+    def loss(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return model.plain_losses(weights, x.unsqueeze(0), y.unsqueeze(0)).sum()
+
+    each = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")
+    layout, weights = model.layout, model.layout.named(parameters)
+    with warnings.catch_warnings():  # slow operators: the note in the log has said so
+        warnings.filterwarnings("ignore", "There is a performance drop")
+        if model.lanes_apart:
+            lanes = [
+                layout.flat(each({n: w[lane] for n, w in weights.items()}, x, y))
+                for lane, (x, y) in enumerate(zip(inputs, targets, strict=True))
+            ]
+            full = torch.stack(lanes)
+        else:
+            named = vmap(each, randomness="different")(weights, inputs, targets)
+            full = layout.flat(named)
+    return _masked(full, real)
 
 
 def _masked(full: Tensor, real: Tensor) -> WrittenOut:

@@ -6,11 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from udpfl.engine._kernels import kernels_for
 from udpfl.engine.randomness import Key, PrivateStream, Words
 from udpfl.errors import InvalidInput
 from udpfl.mechanisms import Gaussian, Laplace, Mechanism, Radial
@@ -63,6 +65,11 @@ class MechanismNoiser(Noiser):
             )
         noisy = torch.empty_like(sums, dtype=torch.float32)
         for mechanism, lanes in self._alike(sums):
+            kernels = kernels_for(sums)
+            if kernels is not None and not isinstance(mechanism, Radial):
+                bits = stream.keys_on(sums.device, keys[lanes])
+                _add_by_kernels(kernels, mechanism, sums[lanes], noisy[lanes], bits)
+                continue
             words = [stream.words(key, sums.device) for key in keys[lanes]]
             _add(mechanism, sums[lanes], noisy[lanes], words)
         return noisy
@@ -100,6 +107,24 @@ def _add(mechanism: Mechanism, sums: Tensor, noisy: Tensor, words: Sequence[Word
             noise = in_units.draw(signed)
         noisy[:, part] = noise.add_(sums[:, part], alpha=1 / grid).round_()
     noisy *= grid
+
+
+def _add_by_kernels(
+    kernels: Any, mechanism: Mechanism, sums: Tensor, noisy: Tensor, keys: Tensor
+) -> None:
+    """The same on CUDA, where every number has two words: what is built in is drawn, added and
+    rounded in one pass over memory."""
+    grid = grid_of(mechanism)
+    in_units = mechanism.scaled(1 / grid)
+    fused = {Gaussian: kernels.add_gaussian, Laplace: kernels.add_laplace}.get(type(mechanism))
+    scale = next(iter(in_units.parameters.values())) if fused else 1.0
+    scales = torch.tensor([[scale, grid]], dtype=torch.float64).expand(len(sums), 2).contiguous()
+    scales = scales.to(sums.device, non_blocking=True)
+    if fused:
+        fused(sums, noisy, keys, scales)
+        return
+    noise = in_units.draw(kernels.signed_numbers(keys, sums.shape[1]))
+    kernels.add_rounded(noise.contiguous(), sums, noisy, scales)
 
 
 def _block(mechanism: Mechanism, sums: Tensor) -> int:

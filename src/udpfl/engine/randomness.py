@@ -17,13 +17,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import accumulate
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from udpfl.engine._kernels import kernels_for
+from udpfl.errors import InvalidInput
 
 try:
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -64,9 +66,28 @@ class PrivateStream(ABC):
 
     def fill(self, buffer: Tensor, keys: Sequence[Key]) -> Tensor:
         """Fill row i of an int64 buffer with independent uniform words for keys[i]."""
-        for row, key in zip(buffer, keys, strict=True):
-            self.words(key, row.device)(row)
+        self.fill_parts(buffer.view(-1), [buffer.shape[1]] * len(buffer), keys)
         return buffer
+
+    def fill_parts(self, flat: Tensor, sizes: Sequence[int], keys: Sequence[Key]) -> None:
+        """Fill the parts of an int64 vector, of these sizes, with the words of their keys."""
+        if len(sizes) != len(keys) or sum(sizes) != flat.numel():
+            raise InvalidInput("keys", f"{len(keys)} for {len(sizes)} parts of a vector")
+        if (kernels := kernels_for(flat)) is not None:
+            many = torch.tensor(sizes)
+            starts = many.cumsum(0) - many
+            starts, many = (t.to(flat.device, non_blocking=True) for t in (starts, many))
+            longest = max(sizes, default=0)
+            kernels.fill_with_words(flat, starts, many, self.keys_on(flat.device, keys), longest)
+            return
+        for part, key in zip(flat.split(list(sizes)), keys, strict=True):
+            self.words(key, flat.device)(part)
+
+    def keys_on(self, device: torch.device, keys: Sequence[Key]) -> Tensor:
+        """The bits of these keys, as kernels take them [n, 4]."""
+        bits = bytearray(b"".join(map(self._bits, keys)))
+        words = torch.frombuffer(bits, dtype=torch.int64) if keys else torch.empty(0).long()
+        return words.view(-1, 4).to(device, non_blocking=True)
 
     @contextmanager
     def layers(self, key: Key, device: torch.device) -> Iterator[None]:
@@ -164,12 +185,12 @@ def poisson_samples(
     pool = torch.cat([records[lane] for lane in drawn])
     sizes = [len(records[lane]) for lane in drawn]
     words = torch.empty_like(pool, dtype=torch.int64)
-    taken = torch.empty_like(pool, dtype=torch.bool)
-    for lane, row, chosen in zip(drawn, words.split(sizes), taken.split(sizes), strict=True):
-        stream.words(keys[lane], pool.device)(row)
-        torch.lt(row, int(rates[lane] * 2**64) - 2**63, out=chosen)
+    stream.fill_parts(words, sizes, [keys[lane] for lane in drawn])
+    below = torch.tensor([int(rates[lane] * 2**64) - 2**63 for lane in drawn], device=pool.device)
+    lengths = torch.tensor(sizes, device=pool.device)
+    taken = words < below.repeat_interleave(lengths, output_size=len(pool))
     places = taken.nonzero().squeeze(1)
-    ends = torch.tensor(list(accumulate(sizes)), device=pool.device)
+    ends = lengths.cumsum(0)
     counts = torch.searchsorted(places, ends).diff(prepend=ends.new_zeros(1)).tolist()
     for lane, sample in zip(drawn, pool[places].split(counts), strict=True):
         samples[lane] = sample

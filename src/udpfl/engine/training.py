@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from udpfl.engine._allocation import keep_freed_memory
+from udpfl.engine._batches import Batches
 from udpfl.engine._precision import DoubleSum, full_precision
 from udpfl.engine._widths import SingleRows, Widths
 from udpfl.engine.clipping import LARGEST_BATCH, LONGEST_PASS, Clipped, Clipper
@@ -20,6 +21,9 @@ from udpfl.engine.lanes import LaneModel
 from udpfl.engine.noise import Noiser
 from udpfl.engine.randomness import Key, PrivateStream, poisson_samples, random_batches
 from udpfl.errors import Unsupported
+
+_DRAWN_AT_ONCE = 1 << 24
+"""Records, counted once for every step, whose samples are drawn together."""
 
 T = TypeVar("T")
 LaneState = Mapping[str, Tensor]
@@ -136,13 +140,14 @@ def train_round(
 
     if parameters.device.type == "cpu":
         keep_freed_memory()
-    with full_precision(parameters.device):
+    # torch's generators are shared by all threads. Nothing here is known to draw from them; if
+    # something does, it shall not be from a seed that others know.
+    at_once = workers > 1 or (model.reentrant and parameters.is_cuda)
+    first = _keys(lanes, round_, 0, "layers")[0]
+    seeded = stream.layers(first, parameters.device) if at_once else nullcontext()
+    with full_precision(parameters.device), seeded:
         if workers > 1:
-            # torch's generators are shared by all threads. Nothing here is known to draw from
-            # them; if something does, it shall not be from a seed that others know.
-            first = _keys(lanes, round_, 0, "layers")[0]
-            with stream.layers(first, parameters.device):
-                parts = _side_by_side(trained, stacks, workers)
+            parts = _side_by_side(trained, stacks, workers)
         else:
             parts = [trained(which) for which in stacks]
     return Trained(*(torch.cat(column) for column in zip(*parts, strict=True)))
@@ -177,13 +182,13 @@ class _Part:
         lanes, device = self.lanes, parameters.device
         parameters = parameters.contiguous()  # as widths are tried
         # Every index set of the round is drawn before its first step.
-        batches = _drawn_batches(lanes, self.round, self.stream)
+        batches = Batches(_drawn_batches(lanes, self.round, self.stream), device)
         clipped, ratios = (torch.zeros(len(lanes), device=device) for _ in range(2))
         steps = torch.tensor(lanes.steps, device=device)
         noise_size = lanes.noiser.std(device) * self.model.layout.dimension**0.5
-        for step, batch in enumerate(batches):
+        for step in range(len(batches)):
             with self._random_layers(step, device):
-                total, over = self._clipped_sum(parameters, batch)
+                total, over = self._clipped_sum(parameters, batches, step)
             keys = _keys(lanes, self.round, step, "noise")
             noisy = lanes.noiser.add(total, self.stream, keys).to(parameters.dtype)
             active = steps > step
@@ -197,32 +202,34 @@ class _Part:
             clipped += over
             ratio = total.norm(dim=1).float() / noise_size
             ratios += torch.where(active & (noise_size > 0), ratio, 0.0)
-        counts = [sum(len(batch[lane]) for batch in batches) for lane in range(len(lanes))]
+        counts = [sum(batch[lane] for batch in batches.sizes) for lane in range(len(lanes))]
         sampled = torch.tensor(counts, device=device)
         return parameters, clipped / sampled.clamp(min=1), ratios / steps.clamp(min=1)
 
     def _random_layers(self, step: int, device: torch.device) -> AbstractContextManager[None]:
-        if self.shared:
+        if self.shared or (self.model.reentrant and device.type != "cpu"):
             return nullcontext()
         return self.stream.layers(_keys(self.lanes, self.round, step, "layers")[0], device)
 
-    def _clipped_sum(self, parameters: Tensor, batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    def _clipped_sum(
+        self, parameters: Tensor, batches: Batches, step: int
+    ) -> tuple[Tensor, Tensor]:
         """The clipped sum [L, d] over batches of any size, and how many were clipped [L]."""
-        longest = max(len(rows) for rows in batch)
+        longest = batches.longest(step)
         if longest > LARGEST_BATCH:
             raise Unsupported(
                 f"one step would add up {longest} records of a client, more than the "
                 f"{LARGEST_BATCH} for which its rounding is bounded: lower the sampling rate"
             )
         total, start = DoubleSum(), 0
-        over = torch.zeros(len(batch), device=parameters.device)
+        over = torch.zeros(len(parameters), device=parameters.device)
         if longest == 0:
             return torch.zeros_like(parameters, dtype=torch.float64), over
         while start < longest:
             width = self.widths.first if self.lanes.apart else self.widths.fit(longest - start)
-            rows = [own[start : start + width] for own in batch]
-            part = self._pass(parameters, rows, width)
-            total.add(part.sum)
+            part = self._pass(parameters, *batches.rows(step, start, width))
+            is_only = start == 0 and width >= longest
+            total.add(part.sum if is_only else part.sum.clone())
             over += part.clipped
             start += width
         return total.value, over
@@ -233,32 +240,48 @@ class _Part:
         stacked = len(self.lanes)
         return widths_of(self.model, self.inputs, self.targets, self.lanes, stacked, self.limits)
 
-    def _pass(self, parameters: Tensor, rows: Sequence[Tensor], width: int) -> Clipped:
-        inputs, targets, real = gathered(self.inputs, self.targets, rows, width)
-        return self.lanes.clipper.clipped_sum(
-            self.model.pass_gradients(parameters, inputs, targets, real)
-        )
+    def _pass(self, parameters: Tensor, index: Tensor, real: Tensor) -> Clipped:
+        """The clipped sum of one pass, which the next one may overwrite."""
+        clipper, records = self.lanes.clipper, (self.inputs, self.targets)
+        if not self.model.recordable:
+            return self._computed(parameters, index, real, clipper)
+        return self.model.graphs.run(self._computed, records, parameters, index, real, clipper)
+
+    def _computed(
+        self, parameters: Tensor, index: Tensor, real: Tensor, clipper: Clipper
+    ) -> Clipped:
+        inputs, targets = gathered(self.inputs, self.targets, index)
+        return clipper.clipped_sum(self.model.pass_gradients(parameters, inputs, targets, real))
 
 
 def _drawn_batches(lanes: Lanes, round_: int, stream: PrivateStream) -> list[list[Tensor]]:
     """The records of every step and lane; a step without any is a step as well."""
+    every = lanes.batches * lanes.epochs
+    firsts = range(0, max(lanes.steps), every)
+    pool = sum(map(len, lanes.records))
+    together = max(1, _DRAWN_AT_ONCE // max(1, pool))
     found: list[list[Tensor]] = []
-    while len(found) < max(lanes.steps):
-        step = len(found)
-        samples = _draw(lanes, round_, step, stream)
-        keys = _keys(lanes, round_, step, "batches")
-        found += random_batches(stream, keys, samples, lanes.batches) * lanes.epochs
+    for start in range(0, len(firsts), together):
+        some = firsts[start : start + together]
+        for step, samples in zip(some, _draw(lanes, round_, some, stream), strict=True):
+            keys = _keys(lanes, round_, step, "batches")
+            found += random_batches(stream, keys, samples, lanes.batches) * lanes.epochs
     return found
 
 
-def _draw(lanes: Lanes, round_: int, step: int, stream: PrivateStream) -> list[Tensor]:
-    """The Poisson samples of which this step is the first; a lane that is done draws nothing."""
-    keys = _keys(lanes, round_, step, "sampling")
+def _draw(
+    lanes: Lanes, round_: int, steps: Sequence[int], stream: PrivateStream
+) -> list[list[Tensor]]:
+    """For each of these steps the Poisson samples of which it is the first; a lane that is done
+    draws nothing."""
+    keys = [key for step in steps for key in _keys(lanes, round_, step, "sampling")]
     records = [
         records if step < own else records[:0]
+        for step in steps
         for records, own in zip(lanes.records, lanes.steps, strict=True)
     ]
-    return poisson_samples(stream, keys, records, lanes.rates)
+    samples = poisson_samples(stream, keys, records, lanes.rates * len(steps))
+    return [samples[i : i + len(lanes)] for i in range(0, len(samples), len(lanes))]
 
 
 def _keys(lanes: Lanes, round_: int, step: int, purpose: str) -> list[Key]:
@@ -277,20 +300,6 @@ def widths_of(
     return model.widths(inputs, targets, stacked, most, expected, lanes.clipper.order)
 
 
-def gathered(
-    inputs: Tensor, targets: Tensor, rows: Sequence[Tensor], width: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The records of a pass of this width, and a mask that says which of them are real.
-
-    They are laid out as widths are tried, however the records lie in memory.
-    """
-    index, real = padded(rows, inputs.device, width)
-    return inputs[index].contiguous(), targets[index].contiguous(), real
-
-
-def padded(rows: Sequence[Tensor], device: torch.device, width: int) -> tuple[Tensor, Tensor]:
-    """Index sets as one matrix of this width and a mask that says which entries are real."""
-    lengths = torch.tensor([[len(row)] for row in rows], device=device)
-    real = torch.arange(width, device=device) < lengths
-    index = torch.zeros(real.shape, dtype=torch.int64, device=device)
-    return index.masked_scatter_(real, torch.cat(list(rows)).long()), real
+def gathered(inputs: Tensor, targets: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    """The records of a pass, laid out as widths are tried, however they lie in memory."""
+    return inputs[index].contiguous(), targets[index].contiguous()

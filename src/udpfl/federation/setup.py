@@ -194,7 +194,7 @@ class Setup:
             lanes=lanes,
             dimension=self.model.layout.dimension,
             bytes_per_sample=self.bytes_per_sample,
-            memory=training.memory << 20,
+            memory=None if training.memory is None else training.memory << 20,
             chunk=training.chunk,
             device=self.device,
             threads=threads,

@@ -242,7 +242,12 @@ class SiteMachine(Section):
     threads: Count | None = Field(
         default=None, description="Number of CPU threads; if not set, torch decides.", examples=[4]
     )
-    memory: Count = Field(default=2048, description="Memory for per-record gradients, in MiB.")
+    memory: Count | None = Field(
+        default=None,
+        description="Memory for per-record gradients, in MiB; unless it is set 2048 on a CPU, and "
+        "two fifths of what a GPU has free.",
+        examples=[8192],
+    )
 
 
 class Policy(Section):

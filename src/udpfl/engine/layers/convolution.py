@@ -14,6 +14,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from udpfl.engine._kernels import kernels_for
+from udpfl.engine._windows import Window
+from udpfl.engine.layers._patches import cut_patches
 from udpfl.engine.layers.rule import (
     FEW,
     Named,
@@ -29,8 +32,6 @@ from udpfl.engine.layers.rule import (
 
 _WORTH_KEEPING = 1 << 16
 """Numbers in the patches of one sample, up to which one product beats torch's convolution."""
-_SHORT_RUN = 9
-"""Numbers side by side, below which a CPU copies them faster one by one."""
 
 
 class Convolution(Rule):
@@ -73,7 +74,7 @@ class Convolution(Rule):
         image = self._image(use.x)
         height, width = self._output_size(image)
         bias = weights.get("bias")
-        if self._groups > 1 or self._patch_floats(image) > _WORTH_KEEPING:
+        if not self._multiplies_patches(image):
             return self._plain(self._native(image, weights["weight"], bias, use.lanes))
         use.kept = self._patches(image)
         rows, kernels = aligned(use.kept, self._kernels(weights["weight"]).flatten(2, 4))
@@ -85,50 +86,32 @@ class Convolution(Rule):
         )
         return self._plain(y.view(-1, height, width, y.shape[-1]).permute(0, 3, 1, 2))
 
+    def _multiplies_patches(self, image: Tensor) -> bool:
+        """Whether the forward pass is a product with patches, not torch's own convolution.
+
+        On CUDA that one takes lanes as groups, slowly, and rounds a record by its place.
+        """
+        if self._groups > 1:
+            return False
+        return image.is_cuda or self._patch_floats(image) <= _WORTH_KEEPING
+
     def _kernels(self, weight: Tensor) -> Tensor:
         """Kernels [L, O, C, (kh,) kw] in the order of the patches: [L, O, kh, kw, C]."""
         return self._image(weight).permute(0, 1, 3, 4, 2)
 
+    def _window(self, image: Tensor) -> Window:
+        return Window.over(image, self._kernel, self._stride, self._padding, self._dilation)
+
     def _output_size(self, image: Tensor) -> tuple[int, int]:
-        height, width = (
-            (size + 2 * p - d * (k - 1) - 1) // s + 1
-            for size, p, d, k, s in zip(
-                image.shape[2:],
-                self._padding,
-                self._dilation,
-                self._kernel,
-                self._stride,
-                strict=True,
-            )
-        )
-        return height, width
+        window = self._window(image)
+        return window.rows, window.columns
 
     def _patch_floats(self, image: Tensor) -> int:
         return image.shape[1] * math.prod(self._kernel) * math.prod(self._output_size(image))
 
     def _patches(self, image: Tensor) -> Tensor:
-        """Inputs under the kernel [N, groups, P, kh * kw * C / groups], P positions.
-
-        One strided copy: `F.unfold` takes several times as long, and on CUDA a launch per sample.
-        Where it would copy a few numbers at a time, to look each one up takes half as long.
-        """
-        (top, left), (dy, dx), (sy, sx) = self._padding, self._dilation, self._stride
-        height, width = self._output_size(image)
-        rows = image.permute(0, 2, 3, 1)
-        rows = F.pad(rows, (0, 0, left, left, top, top)) if top or left else rows
-        rows = rows.contiguous()
-        samples, channels = rows.shape[0], rows.shape[3]
-        n, y, x, c = rows.stride()
-        groups, own = self._groups, channels // self._groups
-        size = (groups, height, width, *self._kernel, own)
-        stride = (own * c, sy * y, sx * x, dy * y, dx * x, c)
-        if rows.device.type == "cpu" and self._kernel[1] * own < _SHORT_RUN:
-            places = torch.arange(n).as_strided(size, stride).flatten()
-            patches = rows.flatten(1).index_select(1, places)
-        else:
-            patches = rows.as_strided((samples, *size), (n, *stride))
-        patches = patches.reshape(samples, groups, height * width, math.prod(self._kernel) * own)
-        return patches.contiguous()  # in one dimension they may still be a view that overlaps
+        """Inputs under the kernel [N, groups, P, kh * kw * C / groups], P positions."""
+        return cut_patches(image, self._window(image), self._groups)
 
     def _gradient_rows(self, use: Use) -> Tensor:
         """Output gradients [N, groups, P, O / groups]."""
@@ -151,6 +134,12 @@ class Convolution(Rule):
 
     def input_gradient(self, use: Use, weights: Named) -> Tensor:
         image, g, weight = self._image(use.x), self._image(use.g), weights["weight"]
+        kernels = kernels_for(image)
+        if kernels is not None and use.kept is not None:
+            rows = self._gradient_rows(use).reshape(use.lanes, -1, weight.shape[1])
+            cut = torch.bmm(rows, self._kernels(weight).flatten(2, 4))
+            cut = cut.view(len(image), -1, cut.shape[-1])
+            return self._plain(kernels.folded(cut, self._window(image), image.shape[1]))
         dilated = max(self._dilation) > 1
         alone = use.lanes == 1 and max(self._stride) == 1
         if self._groups > 1 or dilated or alone or use.kept is None:

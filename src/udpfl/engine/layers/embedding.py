@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -15,6 +15,8 @@ from udpfl.errors import Unsupported
 
 class Embedding(Rule):
     """Rows of a table. A token that occurs twice in a sample adds up before it is measured."""
+
+    looks: ClassVar[bool] = True
 
     @classmethod
     def supports(cls, module: nn.Module) -> bool:
@@ -65,7 +67,8 @@ class Embedding(Rule):
         if "weight" in use.written:
             super().put_weighted(use, factors, total)
             return
-        rows = self._merged(use)[1] * factors.reshape(-1, 1, 1)
+        each = factors.reshape(-1, 1, 1)
+        rows = torch.where(each != 0, self._merged(use)[1] * each, 0.0)
         table = rows.new_zeros(use.lanes * self.module.num_embeddings, rows.shape[-1])
         table.index_add_(0, self._rows(use.x, use.lanes).flatten(), rows.flatten(0, 1))
         total["weight"].copy_(table.view(use.lanes, *self.module.weight.shape))

@@ -100,9 +100,9 @@ def _full_size(x: Tensor, p: int) -> Tensor:
 
     Two such sizes are multiplied: one may vanish in float32 where the other one is huge.
     """
-    if x.device.type != "cpu":  # where double precision costs less than a look at the result
-        return powers(x.double(), p).flatten(2).sum(2)
     size = sizes(x, p)
+    if x.device.type != "cpu":  # which was added up in double
+        return size
     odd = (size < 1e-20) | (size > 1e30)
     if bool(odd.any()):  # each by itself: no sample decides how another one is measured
         size[odd] = powers(x[odd].double(), p).flatten(1).sum(1)

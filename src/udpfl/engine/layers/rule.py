@@ -18,11 +18,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+
+from udpfl.engine._kernels import kernels_for
 
 Named = dict[str, Tensor]
 """Tensors by the name of the layer's parameter: "weight", "bias"."""
@@ -62,6 +64,9 @@ class Use:
 
 class Rule(ABC):
     """One kind of layer."""
+
+    looks: ClassVar[bool] = False
+    """Whether it looks at numbers on the device, which a CUDA graph cannot do."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module: Any = module
@@ -121,6 +126,10 @@ def sizes(full: Tensor, p: int) -> Tensor:
     in the batch decides how it is computed.
     """
     rows = full.flatten(2).contiguous()
+    if (kernels := kernels_for(rows)) is not None:
+        return kernels.powers_of_rows(rows, p)
+    if rows.device.type != "cpu":  # where to look at a result costs more than double precision
+        return powers(rows.double(), p).sum(2)
     short = rows.shape[2] // _ROW * _ROW
     if not short:
         return powers(rows.double(), p).sum(2)
@@ -139,9 +148,20 @@ def sizes(full: Tensor, p: int) -> Tensor:
 
 def put_weighted(factors: Tensor, full: Tensor, total: Tensor) -> None:
     """Write the sum over samples of factors [L, B] * full [L, B, *shape] to a total [L, *shape], in
-    the precision of the factors, which is that of the total."""
+    the precision of the factors, which is that of the total.
+
+    On an accelerator a sample whose factor is zero counts for nothing, whatever it holds.
+    """
     rows, weights = full.flatten(2), factors.unsqueeze(1)
     lanes, samples, width = rows.shape
+    if (kernels := kernels_for(rows)) is not None:
+        sums = total if total[0].is_contiguous() else torch.empty_like(total)
+        kernels.weighted_rows(factors.contiguous(), rows.contiguous(), sums.view(lanes, width))
+        if sums is not total:
+            total.copy_(sums)
+        return
+    if rows.device.type != "cpu":
+        rows = torch.where(factors.unsqueeze(2) != 0, rows, 0.0)
     most = _CONVERTED_ON_CPU if full.device.type == "cpu" else _CONVERTED
     step = samples if factors.dtype == full.dtype else most // max(1, lanes * width)
     sums = factors.new_zeros(lanes, 1, width)  # lanes side by side, as batched products want them
@@ -157,9 +177,10 @@ def put_products(factors: Tensor, a: Tensor, b: Tensor, total: Tensor) -> None:
     precision of the factors, which is that of the total.
 
     factors [L, B], a [L, B, T, in], b [L, B, T, out]. In double, terms that may cancel are added up
-    in short runs, because the rounding of a run grows with its length.
+    in short runs, because the rounding of a run grows with its length. On an accelerator a sample
+    whose factor is zero counts for nothing, whatever it holds.
     """
-    scaled = b * factors[..., None, None]
+    scaled, a = _scaled(factors, a, b)
     samples, positions = a.shape[1], a.shape[2]
     cancels = factors.dtype == torch.float64 and positions > 1
     step = max(1, POSITIONS // positions if cancels else samples)
@@ -171,6 +192,21 @@ def put_products(factors: Tensor, a: Tensor, b: Tensor, total: Tensor) -> None:
         sums.baddbmm_(rows, inputs, beta=int(start > 0))
     if sums is not total:
         total.copy_(sums)
+
+
+def _scaled(factors: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """b times the factors, in their precision, and a."""
+    if b.device.type == "cpu":
+        return b * factors[..., None, None], a
+    if (kernels := kernels_for(b)) is None:
+        keep = (factors != 0)[..., None, None]
+        return torch.where(keep, b * factors[..., None, None], 0.0), torch.where(keep, a, 0.0)
+    flat = factors.flatten().contiguous()
+    scaled, kept = (
+        kernels.kept_rows(t.reshape(len(flat), -1), flat, scaled=t is b).view(t.shape)
+        for t in (b, a)
+    )
+    return scaled, kept
 
 
 def aligned(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

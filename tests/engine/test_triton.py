@@ -1,0 +1,198 @@
+"""Kernels beside torch's own operators: on CUDA, or where Triton interprets them on a CPU."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from udpfl.engine import _triton as kernels
+from udpfl.engine._windows import Window
+
+pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(len(shape) + shape[0])
+    return torch.randn(*shape, generator=generator, dtype=dtype).to(DEVICE)
+
+
+@pytest.mark.parametrize("width", [1, 9, 1024, 1025, 3000])
+@pytest.mark.parametrize("p", [1, 2])
+def test_sizes_of_rows_are_those_in_double(width, p):
+    rows = 1e20 * drawn(3, 2, width)  # squares that float32 does not hold
+    found = kernels.powers_of_rows(rows, p)
+    expected = rows.double().abs().pow(p).sum(-1)
+    torch.testing.assert_close(found, expected, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+@pytest.mark.parametrize("width", [1, 32, 300])
+def test_a_row_with_a_factor_of_zero_counts_for_nothing(kind, width):
+    rows, factors = drawn(2, 5, width), drawn(2, 5).to(kind)
+    rows[0, 1], rows[1, 4, 0] = torch.inf, torch.nan
+    factors[0, 1] = factors[1, 4] = factors[1, 2] = 0
+    room = torch.full((2, width + 3), 7.0, dtype=kind, device=DEVICE)
+    kernels.weighted_rows(factors, rows, room[:, 3:])
+    kept = torch.where(factors.unsqueeze(2) != 0, rows.to(kind), 0.0)
+    expected = (kept.double() * factors.unsqueeze(2).double()).sum(1)
+    tolerance = 1e-6 if kind == torch.float32 else 1e-14
+    torch.testing.assert_close(room[:, 3:].double(), expected, rtol=tolerance, atol=tolerance)
+    assert (room[:, :3] == 7).all()  # nothing beside the total is written to
+    flat = factors.flatten()
+    for scaled in (True, False):
+        found = kernels.kept_rows(rows.flatten(0, 1), flat, scaled=scaled)
+        wanted = (kept * factors.unsqueeze(2) if scaled else kept).flatten(0, 1)
+        assert torch.equal(found, wanted)
+
+
+WINDOWS = [
+    # image, kernel, stride, padding, dilation
+    ((7, 6), (3, 3), (1, 1), (1, 1), (1, 1)),
+    ((8, 9), (3, 2), (2, 3), (1, 0), (1, 1)),
+    ((9, 9), (3, 3), (1, 2), (2, 2), (2, 1)),
+    ((1, 12), (1, 5), (1, 2), (0, 2), (1, 2)),
+    ((5, 5), (1, 1), (2, 2), (0, 0), (1, 1)),
+]
+
+
+@pytest.mark.parametrize("shape", WINDOWS)
+@pytest.mark.parametrize("last", [True, False])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_patches_are_those_of_unfold(shape, last, groups):
+    window = Window(*shape)
+    image = drawn(3, 4, *shape[0])
+    if last:
+        image = image.contiguous(memory_format=torch.channels_last)
+    found = kernels.patches(image, window, groups)
+    _, kernel, stride, padding, dilation = shape
+    cut = F.unfold(image, kernel, dilation, padding, stride)  # [N, C * k, P]
+    own = cut.view(3, groups, 4 // groups, kernel[0] * kernel[1], -1)
+    expected = own.permute(0, 1, 4, 3, 2).flatten(3)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("shape", WINDOWS)
+def test_folding_adds_up_as_the_transposed_of_patches(shape):
+    window, channels = Window(*shape), 3
+    image, kernel, stride, padding, dilation = shape
+    taken = kernel[0] * kernel[1]
+    cut = drawn(2, window.rows * window.columns, taken * channels, dtype=torch.float64)
+    by_channel = cut.unflatten(2, (taken, channels)).permute(0, 3, 2, 1).flatten(1, 2)
+    expected = F.fold(by_channel, image, kernel, dilation, padding, stride)
+    torch.testing.assert_close(kernels.folded(cut, window, channels), expected)
+
+
+@pytest.mark.parametrize(
+    ("image", "kernel", "stride", "padding"),
+    [
+        ((6, 8), (2, 2), (2, 2), (0, 0)),
+        ((7, 7), (2, 2), (1, 1), (0, 0)),
+        ((7, 9), (3, 3), (2, 2), (1, 1)),
+        ((5, 9), (2, 3), (3, 2), (1, 0)),
+    ],
+)
+@pytest.mark.parametrize("last", [True, False])
+def test_pools_are_those_of_torch(image, kernel, stride, padding, last):
+    window = Window(image, kernel, stride, padding, (1, 1))
+    x = drawn(2, 5, *image).relu()  # many zeros: equal numbers
+    x[0, 0, 2, 2] = torch.nan
+    if last:
+        x = x.contiguous(memory_format=torch.channels_last)
+    x.requires_grad_()
+    expected = F.max_pool2d(x, kernel, stride, padding)
+    found, which = kernels.pooled(x.detach(), window)
+    torch.testing.assert_close(found, expected.detach(), rtol=0, atol=0, equal_nan=True)
+    back = drawn(*expected.shape)
+    (wanted,) = torch.autograd.grad(expected, x, back)
+    torch.testing.assert_close(kernels.unpooled(back, which, window), wanted, rtol=1e-6, atol=1e-6)
+
+
+def philox(key: int, high: int, pair: int) -> list[int]:
+    """Salmon et al. 2011 with Python's integers."""
+    mask = (1 << 32) - 1
+    c = [pair & mask, pair >> 32, high & mask, high >> 32]
+    k = [key & mask, key >> 32]
+    for _ in range(10):
+        a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
+        c = [(b >> 32) ^ c[1] ^ k[0], b & mask, (a >> 32) ^ c[3] ^ k[1], a & mask]
+        k = [(k[0] + 0x9E3779B9) & mask, (k[1] + 0xBB67AE85) & mask]
+    return [c[0] | c[1] << 32, c[2] | c[3] << 32]
+
+
+def test_words_are_those_of_philox():
+    assert philox(0, 0, 0)[0] & 0xFFFFFFFF == 0x6627E8D5  # of the authors' known answers
+    generator = torch.Generator().manual_seed(5)
+    keys = torch.randint(-(2**63), 2**63 - 1, (3, 4), generator=generator)
+    sizes = torch.tensor([5, 0, 3000])
+    starts = torch.tensor([1, 6, 8])
+    flat = torch.full((3010,), -1)
+    flat, moved = flat.to(DEVICE), [t.to(DEVICE) for t in (starts, sizes, keys)]
+    kernels.fill_with_words(flat, *moved, 3000, first=6)
+    found = [word % 2**64 for word in flat.tolist()]
+    unsigned = [[word % 2**64 for word in row] for row in keys.tolist()]
+    for row in (0, 2):
+        words = [w for pair in range(1510) for w in philox(*unsigned[row][:2], pair)][6:]
+        start, size = int(starts[row]), int(sizes[row])
+        assert found[start : start + size] == words[:size]
+    assert found[0] == found[6] == found[7] == found[3008] == 2**64 - 1
+
+
+def uniform(keys: torch.Tensor, lane: int, place: int) -> float:
+    """The number (w + f) 2^-63 with Python's integers."""
+    high, low = (int(word) % 2**64 for word in keys[lane, :2])
+    one, two = (w - 2**64 if w >= 2**63 else w for w in philox(high, low, place))
+    return (one + (two * 2.0**-64 * (1 - 2.0**-50) + 0.5)) * 2.0**-63
+
+
+def some_keys(lanes: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(9)
+    return torch.randint(-(2**63), 2**63 - 1, (lanes, 4), generator=generator)
+
+
+def test_uniform_numbers_have_two_words_each():
+    keys = some_keys(2)
+    found = kernels.signed_numbers(keys.to(DEVICE), 1500).cpu()
+    expected = [[uniform(keys, lane, place) for place in range(1500)] for lane in range(2)]
+    torch.testing.assert_close(
+        found, torch.tensor(expected, dtype=torch.float64), rtol=4e-16, atol=0
+    )
+
+
+@pytest.mark.parametrize("columns", [1, 2, 7, 2500])
+@pytest.mark.parametrize("kind", ["gaussian", "laplace", "given"])
+def test_noise_is_added_and_rounded_to_a_grid(kind, columns):
+    keys, grid, scale = some_keys(2), torch.tensor([0.25, 2.0**-9]), torch.tensor([40.0, 300.0])
+    scales = torch.stack([scale, grid], 1).double().to(DEVICE)
+    sums = 3 * drawn(2, columns, dtype=torch.float64)
+    noisy = torch.empty(2, columns, device=DEVICE)
+    half = -(-columns // 2)
+
+    def exact(lane: int, place: int) -> float:
+        own = float(scale[lane])
+        if kind == "gaussian":
+            first, second = place % half, half + place % half
+            radius = own * math.sqrt(-2 * math.log(abs(uniform(keys, lane, first))))
+            angle = math.pi * uniform(keys, lane, second)
+            return radius * (math.cos(angle) if place < half else math.sin(angle))
+        drawn = uniform(keys, lane, place)
+        return math.copysign(-own * math.log(abs(drawn)), drawn)
+
+    noise = torch.tensor([[exact(lane, j) for j in range(columns)] for lane in range(2)])
+    if kind == "given":
+        kernels.add_rounded(noise.double().to(DEVICE), sums, noisy, scales)
+    else:
+        add = {"gaussian": kernels.add_gaussian, "laplace": kernels.add_laplace}[kind]
+        add(sums, noisy, keys.to(DEVICE), scales)
+    units = noisy.cpu().double() / grid.double().unsqueeze(1)
+    assert torch.equal(units, units.round())
+    wanted = noise.double() + sums.cpu() / grid.double().unsqueeze(1)
+    assert (units - wanted).abs().max() <= 0.5 + 1e-3
