@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from torch import Tensor
 
+from udpfl.accounting.events import Event
 from udpfl.accounting.serial import event_to_json
 from udpfl.accounting.shuffling import unshuffled
 from udpfl.algorithms import ClientMessage, Tensors
@@ -54,11 +56,23 @@ class LocalClient:
         return self if steps is None else replace(self, plan=replace(self.plan, steps=steps))
 
 
+class _Sent(NamedTuple):
+    """A message that leaves a client, and how many bytes it takes."""
+
+    message: ClientMessage
+    size: int
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> _Sent:
+        """As it is stored."""
+        return cls(ClientMessage.from_bytes(data), len(data))
+
+
 @dataclass(frozen=True)
 class _Charged:
     """What became of the clients that trained in a round."""
 
-    messages: dict[str, bytes] = field(default_factory=dict)
+    messages: dict[str, _Sent] = field(default_factory=dict)
     """Stored with their charges, by client."""
     refused: dict[str, str] = field(default_factory=dict)
     """Whose budget does not hold the charge after all, and why."""
@@ -105,12 +119,13 @@ class InProcessClients:
         together = len(stored) + len(willing)
         mixed = [replace(own, plan=own.plan.mixed_with(together)) for own in willing]
         charged = self._train_and_charge(request, mixed) if mixed else _Charged()
-        messages = stored | charged.messages
+        messages = {name: _Sent.from_bytes(data) for name, data in stored.items()}
+        messages |= charged.messages
         sent = [messages[client.name] for client in clients if client.name in messages]
         return Answers(
-            messages=[ClientMessage.from_bytes(data) for data in sent],
+            messages=[own.message for own in sent],
             refused=refused | charged.refused,
-            bytes_up=sum(len(data) for data in sent),
+            bytes_up=sum(own.size for own in sent),
             bytes_down=request.bytes * len(clients),
             clipped_fraction=charged.clipped_fraction,
             signal_to_noise=charged.signal_to_noise,
@@ -144,8 +159,9 @@ class InProcessClients:
             [client.records for client in clients],
             self._states(request, clients),
         )
+        on_cpu = step.on_cpu()
         charges = [
-            self._make_charge(request, client, step, lane) for lane, client in enumerate(clients)
+            self._make_charge(request, client, on_cpu, lane) for lane, client in enumerate(clients)
         ]
         names = {client.account: client.name for client in clients}
         refused: dict[str, str] = {}
@@ -163,19 +179,18 @@ class InProcessClients:
                     refused[names[charge.account]] = str(reason)
         if self._note_charge is not None:  # a ledger that is put back later will lack this charge
             self._note_charge(*self._ledger.head())
-        messages = {names[charge.account]: charge.message for charge in charges}
-        kept = {name: message for name, message in messages.items() if name not in refused}
-        return _Charged(kept, refused, step.clipped_fraction, step.signal_to_noise)
+        sent = {
+            client.name: _Sent(
+                _message(request, client, step, lane, charge.events), len(charge.message)
+            )
+            for lane, (client, charge) in enumerate(zip(clients, charges, strict=True))
+            if client.name not in refused
+        }
+        return _Charged(sent, refused, step.clipped_fraction, step.signal_to_noise)
 
     def _make_charge(self, request: Request, client: LocalClient, step: Step, lane: int) -> Charge:
         """What a client sends and keeps, and the events that it is charged for."""
-        message = ClientMessage(
-            client.name,
-            request.round,
-            {name: tensor[lane] for name, tensor in step.tensors.items()},
-            tuple(map(event_to_json, step.events[lane])),
-            {"declared_size": client.plan.declared_size},
-        )
+        message = _message(request, client, step, lane, step.events[lane])
         kept = {name: tensor[lane] for name, tensor in step.state.items()}
         return Charge(
             account=client.account,
@@ -196,6 +211,19 @@ class InProcessClients:
                 for name, tensor in tensors_from_bytes(kept)[0].items():
                     fresh[name][lane] = tensor
         return fresh
+
+
+def _message(
+    request: Request, client: LocalClient, step: Step, lane: int, events: Sequence[Event]
+) -> ClientMessage:
+    """What a client sends, for what it is charged."""
+    return ClientMessage(
+        client.name,
+        request.round,
+        {name: tensor[lane] for name, tensor in step.tensors.items()},
+        tuple(map(event_to_json, events)),
+        {"declared_size": client.plan.declared_size},
+    )
 
 
 def _without_shuffling(charge: Charge) -> Charge:

@@ -64,6 +64,11 @@ class Step:
     """Simulation only, as the next one."""
     signal_to_noise: float | None
 
+    def on_cpu(self) -> Step:
+        """The same with its tensors in the memory of the CPU, each moved there in one piece."""
+        tensors = {name: tensor.cpu() for name, tensor in self.tensors.items()}
+        return replace(self, tensors=tensors, state={n: t.cpu() for n, t in self.state.items()})
+
 
 @dataclass(frozen=True)
 class Trainer:

@@ -26,8 +26,8 @@ from tests.federation.crash.processes import (
     wait,
 )
 from tests.repository import ROOT
-from udpfl.algorithms.message import ClientMessage
 from udpfl.audit.ledger import audit_ledger
+from udpfl.federation import Server
 from udpfl.federation._assembly import Assembly
 from udpfl.ledger._outbox import Outbox
 from udpfl.ledger._reservations import Reservations
@@ -73,7 +73,7 @@ def test_killed_fifty_times(place):
 KILLS = {
     # Where, at which call of it, and then: rounds charged, seen and saved beyond the last saved.
     "inside a commit": (Outbox, "put", CLIENTS + 2, (1, 1, 1)),
-    "after a commit": (ClientMessage, "from_bytes", CLIENTS + 1, (2, 1, 1)),
+    "after a commit": (Server, "receive", 2, (2, 1, 1)),
     "before the metrics": (RunFolder, "append_metrics", 2, (2, 2, 1)),
     "before the checkpoint": (RunFolder, "write_checkpoint", 2, (2, 2, 1)),
     "inside the checkpoint": (Path, "replace", 3, (2, 2, 1)),
