@@ -20,7 +20,7 @@ from udpfl.engine import (
     NormClipper,
     train_round,
 )
-from udpfl.engine._precision import full_precision
+from udpfl.engine._precision import computing_in
 from udpfl.errors import Unsupported
 
 
@@ -36,7 +36,7 @@ def test_cuda_agrees_with_the_cpu(kind, norm):
         model = LaneModel(net, cross_entropy).to(device)
         start = model.initial().to(device).expand(3, -1)
         model.check(start[0], x[0].to(device), labels(3, 5)[0].to(device))
-        with full_precision(device):
+        with computing_in("float32", device):
             gradients = model.gradients(
                 start, x.to(device), labels(3, 5).to(device), real.to(device)
             )
@@ -108,13 +108,13 @@ def test_precision_that_torch_s_newer_switches_lower_is_refused(switch):
     if not hasattr(holder, "fp32_precision"):
         pytest.skip("this torch has no such switch")
     before, device = holder.fp32_precision, torch.device("cpu")
-    with full_precision(device):
+    with computing_in("float32", device):
         pass
     holder.fp32_precision = "bf16" if path else "tf32"
     try:
-        with pytest.raises(Unsupported, match="precision"), full_precision(device):
+        with pytest.raises(Unsupported, match="precision"), computing_in("float32", device):
             pass
     finally:
         holder.fp32_precision = before
-    with full_precision(device):
+    with computing_in("float32", device):
         pass

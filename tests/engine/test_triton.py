@@ -15,6 +15,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from udpfl.engine import _triton as kernels
 from udpfl.engine._windows import Window
+from udpfl.mechanisms import Gaussian, Laplace
 
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -196,3 +197,30 @@ def test_noise_is_added_and_rounded_to_a_grid(kind, columns):
     assert torch.equal(units, units.round())
     wanted = noise.double() + sums.cpu() / grid.double().unsqueeze(1)
     assert (units - wanted).abs().max() <= 0.5 + 1e-3
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "laplace"])
+def test_noise_is_as_exact_as_is_said_of_it(kind):
+    """Against 50 digits, on a grid that is far finer than what is used."""
+    mp = pytest.importorskip("mpmath").mp
+    noise = {"gaussian": Gaussian(1.0), "laplace": Laplace(0.75)}[kind]
+    keys, grid, count, scale = some_keys(1), 2.0**-46, 3000, next(iter(noise.parameters.values()))
+    noisy = torch.empty(1, count, dtype=torch.float64, device=DEVICE)
+    scales = torch.tensor([[scale / grid, grid]], dtype=torch.float64, device=DEVICE)
+    add = {"gaussian": kernels.add_gaussian, "laplace": kernels.add_laplace}[kind]
+    add(torch.zeros_like(noisy), noisy, keys.to(DEVICE), scales)
+    drawn = kernels.signed_numbers(keys.to(DEVICE), count)[0].tolist()
+    with mp.workdps(50):
+        if kind == "laplace":
+            exact = [-mp.sign(s) * scale * mp.log(abs(s)) for s in map(mp.mpf, drawn)]
+        else:
+            halves = drawn[: count // 2], drawn[count // 2 :]
+            pairs = zip(*(map(mp.mpf, half) for half in halves), strict=True)
+            polar = [(mp.sqrt(-2 * mp.log(abs(r))), mp.pi * a) for r, a in pairs]
+            exact = [scale * r * mp.cos(a) for r, a in polar]
+            exact += [scale * r * mp.sin(a) for r, a in polar]
+        off = [float(mp.mpf(n) - e) for n, e in zip(noisy[0].tolist(), exact, strict=True)]
+    mean_square = sum(own * own for own in off) / count - grid**2 / 12
+    unit = 2.0**-53 * noise.noise_std
+    together = math.sqrt(2) if kind == "gaussian" else 1.0  # two numbers are off together
+    assert together * math.sqrt(max(mean_square, 0.0)) <= noise.rounding * unit + grid / 100

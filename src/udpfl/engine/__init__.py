@@ -7,6 +7,7 @@ try:
 except ImportError:
     raise MissingExtra("torch", "train") from None
 
+from udpfl.engine._precision import Precision
 from udpfl.engine.clipping import BallClipper, Clipper, NormClipper, Unclipped
 from udpfl.engine.lanes import LaneModel, Loss
 from udpfl.engine.noise import MechanismNoiser, Noiseless, Noiser
@@ -29,6 +30,7 @@ __all__ = [
     "Noiseless",
     "Noiser",
     "NormClipper",
+    "Precision",
     "PrivateStream",
     "RandomisingNoiser",
     "Trained",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,25 +14,34 @@ from udpfl.errors import Unsupported
 _FULL = ("none", "ieee")
 
 
-@contextmanager
-def full_precision(device: torch.device) -> Iterator[None]:
-    """Float32 means float32, whatever switches are set outside.
+Precision = Literal["float32", "tf32"]
+"""Of products of matrices in a pass: TF32 rounds their factors to ten bits, on tensor cores.
 
-    A norm and the sum it clips may take different routes through the hardware. With products
-    rounded to ten bits (TF32, bfloat16) they would differ by a thousandth, and the clipped sum
-    would break its bound.
+What is measured and what is summed are the same numbers either way: gradients that are written out
+once, or factors in float32 that are multiplied in double (docs/mathematics.md, section 9.1).
+"""
+
+
+@contextmanager
+def computing_in(precision: Precision, device: torch.device) -> Iterator[None]:
+    """Products in this precision, whatever switches are set outside.
+
+    A norm and the sum it clips may take different routes through the hardware. If a gradient was
+    multiplied once more for the sum with factors rounded to ten or seven bits (TF32, bfloat16), the
+    two would differ by a thousandth, and the clipped sum would break its bound.
     """
     before, cudnn = _matmul_precision(), torch.backends.cudnn
-    torch.set_float32_matmul_precision("highest")
+    torch.set_float32_matmul_precision("highest" if precision == "float32" else "high")
     try:
-        _refuse_other_switches()
+        if precision == "float32":  # else the newer switches are what has just been set
+            _refuse_other_switches()
         with (
             torch.autocast(device.type, enabled=False),
             cudnn.flags(
                 enabled=cudnn.enabled,
                 benchmark=cudnn.benchmark,
                 deterministic=cudnn.deterministic,
-                allow_tf32=False,
+                allow_tf32=precision == "tf32",
             ),
         ):
             yield

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from udpfl.engine._bench import Batch, Bench
 from udpfl.engine._modes import broken
 from udpfl.engine._operators import Operators, Seen
-from udpfl.engine._precision import full_precision
+from udpfl.engine._precision import computing_in
 from udpfl.engine._rows import CALM, ROWS, Rows
 from udpfl.engine.generators import Answer, answered, only_torch_draws, restored
 from udpfl.engine.memory import MEMORY, first_line, steady_rows
@@ -81,7 +81,11 @@ def tried(model: LaneModel, parameters: Tensor, inputs: Tensor, targets: Tensor)
     wave = torch.arange(1, 1 + parameters.numel(), device=parameters.device, dtype=torch.float32)
     lanes = torch.stack([parameters + 0.02 * torch.sin(wave), parameters + 0.02 * torch.cos(wave)])
     device = parameters.device
-    with full_precision(device), restored(device), only_torch_draws("the model or its loss"):
+    with (
+        computing_in("float32", device),
+        restored(device),
+        only_torch_draws("the model or its loss"),
+    ):
         rows, is_random = steady_rows(model, lanes[0], inputs, targets)
         why = model.why_alone
         if why is None and is_random:

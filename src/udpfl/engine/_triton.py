@@ -322,8 +322,10 @@ def _parted(word):
 
 
 def _tile(width: int) -> tuple[int, int]:
-    """Rows and columns that a program takes."""
+    """Rows and columns that a program takes: broad, but not beyond the end by much."""
     broad = min(256, triton.next_power_of_2(width))
+    while broad > 32 and -width % broad > width // 8:
+        broad //= 2
     return max(1, _TILE // broad), broad
 
 
@@ -378,7 +380,7 @@ def _add_rounded(noise, sums, noisy, scales, columns, s_sums, s_noisy, BLOCK: tl
 @triton.jit
 def _on_grid(noise, total, grid):
     """Noise in units of the grid plus a sum, rounded to a whole number of units."""
-    return tl.floor(noise + total / grid + 0.5).to(tl.float32) * grid.to(tl.float32)
+    return tl.floor(noise + total / grid + 0.5) * grid
 
 
 def add_gaussian(sums: Tensor, noisy: Tensor, keys: Tensor, scales: Tensor) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from udpfl.engine._batches import Batches
-from udpfl.engine._precision import full_precision
+from udpfl.engine._precision import computing_in
 from udpfl.engine.clipping import NormClipper
 from udpfl.engine.lanes import LaneModel
 from udpfl.engine.randomness import Key, PrivateStream, poisson_indices
@@ -43,7 +43,7 @@ def counted_within(
         raise Unsupported("an adaptive clip needs gradients that are clipped in l1 or l2")
     order = clipper.order
     sums = torch.zeros(len(lanes), dtype=torch.float64, device=parameters.device)
-    with full_precision(parameters.device):
+    with computing_in(model.precision, parameters.device):
         widths = widths_of(model, inputs, targets, lanes, 1, limits)
         for lane in range(len(lanes)):
             key = Key(lanes.runs[lane], lanes.clients[lane], round_, 0, "counting")

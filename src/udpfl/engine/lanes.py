@@ -24,6 +24,7 @@ from udpfl.engine._gradients import BookKept, Gradients, Layout, WrittenOut
 from udpfl.engine._graphs import PassGraphs
 from udpfl.engine._modes import DROPOUT, drop_nothing, evaluating
 from udpfl.engine._operators import Operators, Seen
+from udpfl.engine._precision import Precision
 from udpfl.engine._taps import TappedLayers, uncovered
 from udpfl.engine._trial import tried
 from udpfl.engine._widths import SingleRows, Widths, random_records
@@ -42,9 +43,9 @@ _SEES_OTHERS = (nn.modules.batchnorm._BatchNorm,)
 class LaneModel:
     """Forward passes and per-sample gradients of L lanes of one architecture."""
 
-    def __init__(self, model: nn.Module, loss: Loss) -> None:
+    def __init__(self, model: nn.Module, loss: Loss, precision: Precision = "float32") -> None:
         refuse_shared_statistics(model)
-        self._loss = loss
+        self._loss, self.precision = loss, precision
         try:
             self._model, self._plain = copy.deepcopy(model), copy.deepcopy(model)
         except Exception as error:  # torch refuses to copy some computed weights
@@ -260,7 +261,7 @@ class LaneModel:
         training: bool = True,
     ) -> LaneModel:
         """A copy to be tried and thrown away; its dropout layers drop nothing."""
-        copied = LaneModel(self._plain, self._loss).to(self._layers.device)
+        copied = LaneModel(self._plain, self._loss, self.precision).to(self._layers.device)
         copied.why_alone, copied.lanes_apart = why_alone, lanes_apart
         for network in (copied._model, copied._plain):
             drop_nothing(network)

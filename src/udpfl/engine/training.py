@@ -14,7 +14,7 @@ from torch import Tensor
 
 from udpfl.engine._allocation import keep_freed_memory
 from udpfl.engine._batches import Batches
-from udpfl.engine._precision import DoubleSum, full_precision
+from udpfl.engine._precision import DoubleSum, computing_in
 from udpfl.engine._widths import SingleRows, Widths
 from udpfl.engine.clipping import LARGEST_BATCH, LONGEST_PASS, Clipped, Clipper
 from udpfl.engine.lanes import LaneModel
@@ -145,7 +145,7 @@ def train_round(
     at_once = workers > 1 or (model.reentrant and parameters.is_cuda)
     first = _keys(lanes, round_, 0, "layers")[0]
     seeded = stream.layers(first, parameters.device) if at_once else nullcontext()
-    with full_precision(parameters.device), seeded:
+    with computing_in(model.precision, parameters.device), seeded:
         if workers > 1:
             parts = _side_by_side(trained, stacks, workers)
         else:

@@ -43,6 +43,12 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
+def require_precision(precision: str, device: torch.device) -> None:
+    """Refuse a precision that the device does not have."""
+    if precision == "tf32" and device.type != "cuda":
+        raise InvalidInput("training.precision", f"'tf32' is for CUDA, and this device is {device}")
+
+
 def load_dataset(settings: Config, data: Any, test: Any) -> DataSet:
     """The data: handed over, or loaded by name."""
     wanted, seed = settings.data, settings.seed

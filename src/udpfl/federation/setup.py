@@ -20,7 +20,7 @@ from udpfl.data.persons import (
     test_persons,
 )
 from udpfl.data.records import Indices, Records
-from udpfl.engine import LaneModel, Limits, Loss
+from udpfl.engine import LaneModel, Limits, Loss, Precision
 from udpfl.engine.limits import choose_limits
 from udpfl.federation._calibration import NO_PASTS, plan_releases
 from udpfl.federation._client_data import (
@@ -44,6 +44,7 @@ from udpfl.federation.builders import (
     choose_loss,
     load_dataset,
     prepare_records,
+    require_precision,
 )
 from udpfl.federation.evaluation import Evaluation, evaluate
 from udpfl.federation.persons import apply_to_rows, sum_over_rows
@@ -100,6 +101,7 @@ class Setup:
     ) -> Setup:
         """Load and build what the configuration names; what is handed over takes its place."""
         device = choose_device(config.device)
+        require_precision(config.training.precision, device)
         dataset = load_dataset(config, data, test)
         if config.data.person is not None:
             most = config.data.rows_per_person
@@ -117,10 +119,15 @@ class Setup:
         loss = loss or choose_loss(dataset.task)
         return cls(config, device, dataset, data, parts, public, algorithm, network, loss)
 
+    @property
+    def precision(self) -> Precision:
+        """Of products in training."""
+        return self.config.training.precision
+
     @cached_property
     def model(self) -> LaneModel:
         """The network for single rows, to evaluate it."""
-        return LaneModel(self.network, self.loss).to(self.device)
+        return LaneModel(self.network, self.loss, self.precision).to(self.device)
 
     @property
     def has_persons(self) -> bool:
@@ -142,7 +149,8 @@ class Setup:
         """The network as the engine trains it."""
         if not self.has_persons:
             return self.model
-        return LaneModel(self.trained_network, self.trained_loss).to(self.device)
+        network, loss = self.trained_network, self.trained_loss
+        return LaneModel(network, loss, self.precision).to(self.device)
 
     @cached_property
     def start(self) -> Tensor:

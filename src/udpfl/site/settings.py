@@ -18,6 +18,7 @@ _NOT_PROPOSED = {
     "privacy": {"ledger", "exhausted", "pace_patience", "pace_follows"},
     "training": {
         "stages", "evaluate_every", "checkpoint_every", "target", "lanes", "chunk", "memory",
+        "precision",
     },
 }  # fmt: skip
 _IF_SAID = ("epsilon", "delta", "mechanism")
