@@ -12,8 +12,8 @@ from torch import nn
 from tests.engine.kept_sums import lanes_of, on_the_edge
 from tests.small import cross_entropy
 from udpfl.engine import Keyed, LaneModel, Limits, Noiseless, NormClipper, Unclipped, train_round
-from udpfl.engine._precision import computing_in
 from udpfl.engine.clipping import ROUNDING
+from udpfl.engine.precision import computing_in
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 CUDA, PRECISIONS = torch.device("cuda"), ["float32", "tf32"]

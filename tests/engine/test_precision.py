@@ -20,7 +20,7 @@ from udpfl.engine import (
     NormClipper,
     train_round,
 )
-from udpfl.engine._precision import computing_in
+from udpfl.engine.precision import computing_in
 from udpfl.errors import Unsupported
 
 

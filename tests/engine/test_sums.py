@@ -29,9 +29,9 @@ from udpfl.engine import (
 )
 from udpfl.engine._batches import Batches
 from udpfl.engine._gradients import WrittenOut
-from udpfl.engine._precision import DoubleSum
 from udpfl.engine.clipping import ROUNDING
 from udpfl.engine.layers.rule import gram_norm, put_weighted, sizes
+from udpfl.engine.precision import DoubleSum
 from udpfl.errors import Unsupported
 
 NORMS = {"l1": 1.0, "l2": 2.0, "linf": math.inf}

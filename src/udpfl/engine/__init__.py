@@ -7,10 +7,10 @@ try:
 except ImportError:
     raise MissingExtra("torch", "train") from None
 
-from udpfl.engine._precision import Precision
 from udpfl.engine.clipping import BallClipper, Clipper, NormClipper, Unclipped
 from udpfl.engine.lanes import LaneModel, Loss
 from udpfl.engine.noise import MechanismNoiser, Noiseless, Noiser
+from udpfl.engine.precision import Precision
 from udpfl.engine.randomising import RandomisingNoiser
 from udpfl.engine.randomness import Entropy, Key, Keyed, PrivateStream
 from udpfl.engine.training import Correct, Lanes, Limits, Trained, train_round

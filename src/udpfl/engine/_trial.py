@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from udpfl.engine._bench import Batch, Bench
 from udpfl.engine._modes import broken
 from udpfl.engine._operators import Operators, Seen
-from udpfl.engine._precision import computing_in
 from udpfl.engine._rows import CALM, ROWS, Rows
 from udpfl.engine.generators import Answer, answered, only_torch_draws, restored
 from udpfl.engine.memory import MEMORY, first_line, steady_rows
+from udpfl.engine.precision import computing_in
 from udpfl.errors import Unsupported
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from udpfl.engine._batches import Batches
-from udpfl.engine._precision import computing_in
 from udpfl.engine.clipping import NormClipper
 from udpfl.engine.lanes import LaneModel
+from udpfl.engine.precision import computing_in
 from udpfl.engine.randomness import Key, PrivateStream, poisson_indices
 from udpfl.engine.training import Lanes, Limits, gathered, widths_of
 from udpfl.errors import Unsupported

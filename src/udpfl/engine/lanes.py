@@ -24,12 +24,12 @@ from udpfl.engine._gradients import BookKept, Gradients, Layout, WrittenOut
 from udpfl.engine._graphs import PassGraphs
 from udpfl.engine._modes import DROPOUT, drop_nothing, evaluating
 from udpfl.engine._operators import Operators, Seen
-from udpfl.engine._precision import Precision
 from udpfl.engine._taps import TappedLayers, uncovered
 from udpfl.engine._trial import tried
 from udpfl.engine._widths import SingleRows, Widths, random_records
 from udpfl.engine.generators import restored
 from udpfl.engine.memory import first_line
+from udpfl.engine.precision import Precision
 from udpfl.errors import Unsupported
 
 log = logging.getLogger(__name__)

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from udpfl.engine._allocation import keep_freed_memory
 from udpfl.engine._batches import Batches
-from udpfl.engine._precision import DoubleSum, computing_in
 from udpfl.engine._widths import SingleRows, Widths
 from udpfl.engine.clipping import LARGEST_BATCH, LONGEST_PASS, Clipped, Clipper
 from udpfl.engine.lanes import LaneModel
 from udpfl.engine.noise import Noiser
+from udpfl.engine.precision import DoubleSum, computing_in
 from udpfl.engine.randomness import Key, PrivateStream, poisson_samples, random_batches
 from udpfl.errors import Unsupported
 
