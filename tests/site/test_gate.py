@@ -22,7 +22,7 @@ from tests.site.samples import (
     request,
     with_privacy,
 )
-from udpfl import Budget, Ledger
+from udpfl import Budget, Gaussian, Ledger, PoissonSampled, Release, Repeated, Sensitivity
 from udpfl.accounting.events import leaves
 from udpfl.errors import InvalidInput
 from udpfl.federation.single_client import ClientRun
@@ -389,6 +389,29 @@ def test_a_run_id_names_no_other_folder(tmp_path):
         assert "run" in about["refused"]
     assert isinstance(SiteRequest.read(request().body(), request().address()), SiteRequest)
     assert proposed()["data"] == {"clients": 3}
+
+
+def test_no_run_of_a_server_has_the_id_of_an_import(tmp_path):
+    """The site would take its own import for charged already, and count too little."""
+    event = ten_releases()
+    with Ledger(tmp_path / "elsewhere.sqlite") as other:
+        run = other.import_charge(other.account("client-0", "0" * 32), event, source="events")
+    own, sent = gate(tmp_path), request()
+    object.__setattr__(sent, "run", run)  # as a server that does not check it
+    for about in ({"ask": "train", "address": sent.address()}, {"ask": "finish", "run": run}):
+        said, message = own.handle(about, sent.body())
+        assert "must not begin with 'imported-'" in said["refused"]
+        assert message == b""
+    message_of(own.answer(request()))
+    account = own.ledger.account_of("client-0")
+    assert own.ledger.import_charge(account, event, source="events") == run
+    assert sum(entry.count for entry in own.ledger.history()) == 11
+
+
+def ten_releases():
+    """Ten releases as this site makes them."""
+    release = Release(Gaussian(9.0), Sensitivity(1.0, dimension=DIMENSION), "record")
+    return Repeated(PoissonSampled(0.5, release), 10)
 
 
 def test_processes_take_turns(tmp_path):

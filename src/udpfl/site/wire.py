@@ -18,6 +18,7 @@ from udpfl.accounting import PrivacyStatement
 from udpfl.algorithms.message import Tensors, tensors_from_bytes, tensors_to_bytes
 from udpfl.errors import InvalidInput
 from udpfl.ledger.chain import Head
+from udpfl.ledger.charges import IMPORTED
 
 VERSION = 1
 """Of the requests and answers; a site refuses another one."""
@@ -242,6 +243,10 @@ def run_id(value: Any) -> str:
     """The id of a run, which becomes the name of a folder at the site."""
     if not isinstance(value, str) or not _RUN.fullmatch(value):
         raise InvalidInput("run", "must be at most 64 letters, digits, dashes and underscores")
+    if value.startswith(IMPORTED):
+        raise InvalidInput(
+            "run", f"must not begin with {IMPORTED!r}: a site imports under such ids"
+        )
     return value
 
 
