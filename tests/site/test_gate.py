@@ -7,12 +7,15 @@ import json
 import shutil
 import sqlite3
 import stat
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 
 import pytest
 import torch
 
+from tests.repository import ROOT
 from tests.site.samples import (
     DIMENSION,
     everything_in,
@@ -510,6 +513,108 @@ def test_a_stricter_policy_counts_for_a_run_under_way(tmp_path):
         assert why in own.answer(request(2)).refused
         assert own.ledger.head()[0] == 1
         own.close()
+
+
+@pytest.mark.parametrize(("in_all", "left"), [(5, "0 of 5"), (19, "14 of 19"), (20, "")])
+def test_fewer_releases_in_the_policy_count_for_a_run_under_way(tmp_path, in_all, left):
+    """Also where the run has reserved them."""
+    limits = {"in_all": 20, "per_round": 5}
+    own, sent = gate(tmp_path, releases=limits), request(training={"local_steps": 5})
+    message_of(own.answer(sent))
+    own.close()
+    own = gate(tmp_path, releases={**limits, "in_all": in_all})
+    for round_ in (2, 3, 4):
+        answer = own.answer(replace(sent, round=round_))
+        if left:
+            assert (
+                answer.refused
+                == f"the rest of the run has 15 releases, and the policy leaves {left}"
+            )
+        else:
+            message_of(answer)
+    assert own.ledger.head()[0] == (1 if left else 4)
+    own.close()
+    if not left:  # there is nothing left to release: what is stored is sent again
+        own = gate(tmp_path, releases={**limits, "in_all": 5})
+        assert own.answer(replace(sent, round=4)).message == answer.message
+
+
+def test_reservations_of_others_count_for_a_run_under_way(tmp_path):
+    own = gate(tmp_path, releases={"in_all": 8})
+    for run in ("one", "two"):
+        message_of(own.answer(request(run=run)))
+    own.close()
+    own = gate(tmp_path, releases={"in_all": 7})
+    assert (
+        "has 3 releases, and the policy leaves 2 of 7" in own.answer(request(2, run="one")).refused
+    )
+    own.finish("two")
+    message_of(own.answer(request(2, run="one")))
+
+
+def test_a_run_that_has_taken_all_its_steps_goes_on_with_what_is_stored(tmp_path):
+    """Where steps are shared out, a run may have none left before its last round."""
+    changes = {"releases": {"in_all": 20, "per_round": 4}, "server": {"methods": ["als-dpfl"]}}
+    own = gate(tmp_path, **changes)
+    sent = request(training={"algorithm": "als-dpfl", "rounds": 3, "local_steps": 2})
+    first, second = (own.answer(replace(sent, round=n, steps=3)) for n in (1, 2))
+    own.close()
+    own = gate(tmp_path, **changes)
+    before = everything_in(own.ledger)
+    assert own.answer(replace(sent, round=2, steps=3)).message == message_of(second).to_bytes()
+    assert own.answer(replace(sent, round=1, steps=3)).message == first.message
+    refused = own.answer(replace(sent, round=3, steps=1))
+    assert "has not reserved this release" in refused.refused
+    assert everything_in(own.ledger) == before
+
+
+OWN_NOISE = """
+from dataclasses import dataclass
+
+import numpy as np
+
+from udpfl import Gaussian, Tabulated
+
+
+@dataclass(frozen=True)
+class Mine(Gaussian):
+    name = "mine"
+
+
+@dataclass(frozen=True)
+class Logistic(Tabulated):
+    name = "logistic"
+
+    def shape(self, x):
+        return -x - 2 * np.log1p(np.exp(-x))
+
+
+shaped = Logistic(3.0)
+"""
+ASKING = """
+import sys
+from pathlib import Path
+from tests.site.samples import gate, message_of, request
+folder, noise, run = sys.argv[1:]
+limits = {"mechanisms": [noise], "in_all": 8}
+own = gate(Path(folder), releases=limits, code=folder)
+message_of(own.answer(request(run=run, training={"rounds": 2})))
+assert len(list(own.ledger.history())) == int(run[-1]), "each run is charged once"
+"""
+
+
+@pytest.mark.parametrize("noise", ["noise_of_a_site:Mine", "noise_of_a_site:shaped"])
+def test_noise_of_a_sites_own_is_for_every_run(tmp_path, noise):
+    """Also in a process that has not seen it yet, when the ledger is read."""
+    (tmp_path / "noise_of_a_site.py").write_text(OWN_NOISE)
+    for run in ("run-1", "run-2"):
+        command = [sys.executable, "-c", ASKING, str(tmp_path), noise, run]
+        subprocess.run(command, check=True, cwd=ROOT)
+
+
+def test_noise_that_cannot_be_imported_is_said_at_once(tmp_path):
+    with pytest.raises(InvalidInput, match="cannot import"):
+        gate(tmp_path, releases={"mechanisms": ["gaussian", "nowhere_to_be_found:Noise"]})
 
 
 def test_only_the_site_can_read_its_folder(tmp_path):

@@ -36,6 +36,7 @@ from udpfl.ledger.ledger import Ledger
 from udpfl.runs.folder import RunFolder
 from udpfl.site._admission import AdmittedRun, admit_run, data_config
 from udpfl.site._heads import HeadCodes
+from udpfl.site._limits import load_noise
 from udpfl.site._site_log import SiteLog
 from udpfl.site.policy import Policy
 from udpfl.site.sealing import Letter, read_key, seal
@@ -78,6 +79,7 @@ class Gate:
         self._open: dict[str, AdmittedRun] = {}
         if policy.code not in sys.path:
             sys.path.append(policy.code)
+        load_noise(policy.releases)
         if policy.shuffler.public_key is not None:
             read_key(policy.shuffler.signing_key)  # refused now, not in the middle of a run
         if policy.machine.threads is not None:
