@@ -24,6 +24,7 @@ from tests.site.samples import (
     proposed,
     request,
     with_privacy,
+    with_section,
 )
 from udpfl import Budget, Gaussian, Ledger, PoissonSampled, Release, Repeated, Sensitivity
 from udpfl.accounting.events import leaves
@@ -31,6 +32,7 @@ from udpfl.errors import InvalidInput
 from udpfl.federation.single_client import ClientRun
 from udpfl.ledger.chain import Head
 from udpfl.site import Gate, SiteRequest
+from udpfl.site.reasons import LONGEST, plain
 from udpfl.site.sealing import new_key, opening_public, signing_public, unseal
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -328,6 +330,55 @@ def test_what_is_no_request_is_refused(tmp_path, about):
     assert message == b""
     assert list(own.ledger.history()) == []
     assert log_of(own)[-1]["what"] == "refused"
+
+
+def test_what_is_refused_does_not_fill_the_log(tmp_path):
+    own, name = gate(tmp_path), "A\n\x1b[2J" * 500_000
+    long = {
+        "model": with_section(request(), "model", name=name),
+        "settings": with_section(request(), "model", **{name: 1}),
+        "algorithm": with_section(request(), "training", algorithm=name),
+    }
+    for sent in long.values():
+        about, _ = own.handle({"ask": "train", "address": sent.address()}, sent.body())
+        assert 10 < len(about["refused"]) <= LONGEST
+        assert about["refused"].isprintable()
+        own.answer(sent)
+    assert (own._state / "site.log").stat().st_size < 2 * len(long) * (LONGEST + 500)
+    assert all(line["why"].isprintable() for line in log_of(own))
+
+
+def test_an_error_that_quotes_a_request_is_one_line_in_every_log(tmp_path, monkeypatch, caplog):
+    def fail(*args, **kwargs):
+        raise ValueError("4711\nround 2 was answered\u2028and 3" + "x" * 10**6 + "4712")
+
+    own = gate(tmp_path)
+    monkeypatch.setattr(ClientRun, "answer", fail)
+    own.answer(request())
+    monkeypatch.setattr(Gate, "finish", fail)
+    own.handle({"ask": "finish", "run": "run-1"})
+    whys = [line["why"] for line in log_of(own)[-2:]]
+    said = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert len(said) == 2
+    for line in (*whys, *said):
+        assert line.isprintable()
+        assert "4712" in line
+        assert len(line) < LONGEST + 100
+    assert not any(record.exc_info for record in caplog.records)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "plain", "a\nb\r\nc\u2028d\x85e\x0bf\tg", "\x1b[31mred\x00", "z" * 10**6, "\n" * 9_000],
+    ids=range(6),
+)
+def test_a_reason_is_one_line_that_is_not_long(text):
+    line = plain(text)
+    assert line.isprintable()
+    assert len(line) <= LONGEST
+    assert line.count("z") in (0, LONGEST - len(" [...] "), LONGEST - len(" [...] ") - 1)
+    assert plain("a\nb\r\n c") == "a b c"
+    assert plain("plain") == "plain"
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from udpfl.algorithms.message import Tensors, tensors_from_bytes, tensors_to_byt
 from udpfl.errors import InvalidInput
 from udpfl.ledger.chain import Head
 from udpfl.ledger.charges import IMPORTED
+from udpfl.site.reasons import plain
 
 VERSION = 1
 """Of the requests and answers; a site refuses another one."""
@@ -170,7 +171,7 @@ class SiteAnswer:
             site=_text("site", own.get("site")),
             message=message,
             is_sealed=own.get("is_sealed") is True,
-            refused=_text("refused", own.get("refused", "")),
+            refused=plain(_text("refused", own.get("refused", ""))),
             is_final=own.get("is_final") is True,
             head=head_from(own.get("head")),
             privacy=None if stated is None else PrivacyStatement.from_dict(stated),
@@ -248,6 +249,11 @@ def run_id(value: Any) -> str:
             "run", f"must not begin with {IMPORTED!r}: a site imports under such ids"
         )
     return value
+
+
+def round_number(value: Any) -> int:
+    """The number of a round; the first is 1."""
+    return _whole("round", value, 1)
 
 
 def head_from(value: Any) -> Head:
