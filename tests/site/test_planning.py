@@ -217,8 +217,11 @@ def test_a_pace_that_is_the_same_whenever_this_site_is_asked_is_none(tmp_path):
     schedule = draw_schedule(load_config(of_a_server(seed=3, **chosen)))
     asked = [number for number, clients in enumerate(schedule, 1) if clients == (0,)]
     assert len(asked) == 1
-    message_of(own.answer(request(asked[0], seed=3, **changes, **chosen)))
+    sent = request(asked[0], seed=3, **changes, **chosen)
+    answer = own.answer(sent)
+    message_of(answer)
     assert relative_stds(own, "run-1") == pytest.approx(relative_stds(usual, "run-1"), rel=1e-6)
+    assert gate(tmp_path, releases=limits).answer(sent).message == answer.message
 
 
 @pytest.mark.parametrize(
