@@ -16,6 +16,7 @@ from udpfl.deploy import RunPaused, run_federation
 from udpfl.deploy.keys import make_seal
 from udpfl.deploy.shuffling import ShufflerConfig, ShufflerParty, pack, unpack
 from udpfl.deploy.transport import Node, Reply
+from udpfl.errors import Refused
 from udpfl.site.sealing import Letter, read_key, seal
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -133,6 +134,46 @@ def test_what_would_tell_who_sent_what_is_refused(tmp_path):
     assert asked("r", 1, _letters(tmp_path, "r", 1))[0] == ""
     assert "with other messages" in asked("r", 1, _letters(tmp_path, "r", 1, value=0.5))[0]
     assert "cannot be asked" in party.handle({"ask": "train"}, b"")[0]["refused"]
+
+
+@pytest.mark.parametrize(
+    "round_",
+    ["1\nround 7 of run-1: mixed", "1", 0, -1, 1.0, 1.5, True, None, [1], {"a\n": 1}, 2**60],
+    ids=str,
+)
+def test_a_round_is_a_number_before_anything_is_logged_or_mixed(tmp_path, caplog, round_):
+    party = sites(tmp_path).party
+    sealed = [*_letters(tmp_path, "r", 1), b"x" * 200]
+    about, body = party.handle({"ask": "shuffle", "run": "r", "round": round_}, pack(sealed))
+    assert "round: must be a whole number from 1" in about["refused"]
+    assert body == b""
+    assert [record.getMessage() for record in caplog.records] == [f"refused: {about['refused']}"]
+    assert list((tmp_path / "mixed").iterdir()) == []
+
+
+def test_what_a_server_sends_is_no_line_of_the_shufflers_log(tmp_path, caplog, monkeypatch):
+    party = sites(tmp_path).party
+    line = "x\nround 7 of run-1: mixed 5 messages"
+    for about in (
+        {"ask": line},
+        {"ask": "shuffle", "run": line, "round": 1},
+        {"ask": "shuffle", "run": "r", "round": 1},
+    ):
+        said, _ = party.handle(about, pack([line.encode()]))
+        assert said["refused"].isprintable()
+
+    for kind in (Refused, ValueError):
+
+        def fail(*_, kind=kind):
+            raise kind(line * 10_000)
+
+        monkeypatch.setattr(ShufflerParty, "mix", fail)
+        said, _ = party.handle({"ask": "shuffle", "run": "r", "round": 1}, pack([b"x"]))
+        assert said["refused"].isprintable()
+    logged = [record.getMessage() for record in caplog.records]
+    assert len(logged) == 6
+    assert all(own.isprintable() and len(own) < 2_100 for own in logged)
+    assert not any(record.exc_info for record in caplog.records)
 
 
 def test_a_server_that_died_after_mixing_goes_on(tmp_path, monkeypatch):

@@ -174,20 +174,68 @@ def test_what_could_not_be_added_up_is_refused_and_not_stored(ledger, event, kin
 def test_what_another_process_charges_meanwhile_is_seen(path, ledger, monkeypatch):
     """The check that decides is made where nobody else can write."""
     alice = ledger.account("alice", DATA)
-    begin = ledger.begin_run
+    check = ledger._limits.require_accountable
 
-    def slowly(run, **rest):
-        begin(run, **rest)
-        monkeypatch.setattr(ledger, "begin_run", begin)
+    def slowly(*rest):
+        check(*rest)
+        monkeypatch.setattr(ledger._limits, "require_accountable", check)
         with Ledger(path) as other:
             other.import_charge(
                 alice, Release(Gaussian(1.0), Sensitivity(1.0), "client"), source="x"
             )
 
-    monkeypatch.setattr(ledger, "begin_run", slowly)
+    monkeypatch.setattr(ledger._limits, "require_accountable", slowly)
     with pytest.raises(Unsupported, match="different units"):
         ledger.import_charge(alice, PAST, source="opacus")
     assert len(list(ledger.history())) == 1
+
+
+def import_of(tmp_path, event, note=""):
+    """The id under which alice's ledger imports this."""
+    with Ledger(tmp_path / "other.sqlite") as other:
+        return other.import_charge(other.account("alice", DATA), event, source="opacus", note=note)
+
+
+def test_only_an_import_has_the_id_of_one(tmp_path, ledger):
+    run = import_of(tmp_path, PAST)
+    for taken in (run, "imported-", "imported-elsewhere"):
+        with pytest.raises(InvalidInput, match="are for what is imported"):
+            ledger.begin_run(taken, randomness="entropy", accounting="vector", description={})
+    assert ledger.import_charge(ledger.account("alice", DATA), PAST, source="opacus") == run
+
+
+@pytest.mark.parametrize("round_", [None, 0, 1])
+def test_a_run_of_an_earlier_version_does_not_keep_an_import_out(tmp_path, ledger, round_):
+    """A server named its run like the import that was to come."""
+    run, alice = import_of(tmp_path, PAST), ledger.account("alice", DATA)
+    ledger._file.insert("runs", run, "2026-01-01", "entropy", "vector", "{}")
+    if round_ is not None:
+        ledger.commit([Charge(alice, run, round_, (STEP,), b"m")])
+    charged = sum(entry.count for entry in ledger.history())
+    first = ledger.import_charge(alice, PAST, source="opacus")
+    assert first != run
+    assert sum(entry.count for entry in ledger.history()) == charged + 200
+    with pytest.raises(InvalidInput, match="already"):
+        ledger.import_charge(alice, PAST, source="opacus")
+    assert ledger.verify() == []
+
+
+def test_an_import_that_an_earlier_version_had_only_begun_goes_on(tmp_path, ledger):
+    run, alice = import_of(tmp_path, PAST, "in May"), ledger.account("alice", DATA)
+    said = json.dumps({"note": "imported from opacus: in May"})
+    ledger._file.insert("runs", run, "2026-01-01", "entropy", "vector", said)
+    assert ledger.import_charge(alice, PAST, source="opacus", note="in May") == run
+
+
+def test_an_import_that_is_refused_leaves_nothing(ledger):
+    alice = ledger.account("alice", DATA)
+    ledger.import_charge(alice, PAST, source="opacus")
+    before = ledger._file.rows("SELECT * FROM runs")
+    with pytest.raises(Unsupported):
+        ledger.import_charge(
+            alice, Release(Gaussian(1.0), Sensitivity(1.0), "client"), source="elsewhere"
+        )
+    assert ledger._file.rows("SELECT * FROM runs") == before
 
 
 def test_a_source_is_needed_and_an_account(ledger):

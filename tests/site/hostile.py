@@ -54,7 +54,7 @@ BROKEN: dict[str, tuple[Way, str]] = {
     ),
     "larger budget": (
         lambda sent, rng: with_privacy(sent, epsilon=_beyond(rng, 4.0)),
-        "privacy.epsilon",
+        "than the budget of 4 allows",
     ),
     "larger delta": (lambda sent, rng: with_privacy(sent, delta=_pick(rng, 1e-4, 0.5)), "delta"),
     "smaller delta": (lambda sent, rng: with_privacy(sent, delta=_pick(rng, 1e-6, 0.0)), "delta"),
@@ -95,12 +95,12 @@ BROKEN: dict[str, tuple[Way, str]] = {
     "another unit": (lambda sent, rng: with_privacy(sent, unit="client"), "privacy.unit"),
     "another mechanism": (
         lambda sent, rng: with_privacy(sent, mechanism=_pick(rng, "r2dp", "os:system", "none!")),
-        "mechanism",
+        "is not noise of the policy",
     ),
     "no privacy": (lambda sent, rng: with_privacy(sent, mechanism="none"), ""),
     "noise of a seed": (
         lambda sent, rng: with_privacy(sent, randomness="seeded"),
-        "seed",
+        "noise from a seed is not private",
     ),
     "another model": (
         lambda sent, rng: with_section(sent, "model", name=_pick(rng, "mlp", "os:system", "cnn")),

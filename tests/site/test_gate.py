@@ -7,12 +7,15 @@ import json
 import shutil
 import sqlite3
 import stat
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 
 import pytest
 import torch
 
+from tests.repository import ROOT
 from tests.site.samples import (
     DIMENSION,
     everything_in,
@@ -21,13 +24,15 @@ from tests.site.samples import (
     proposed,
     request,
     with_privacy,
+    with_section,
 )
-from udpfl import Budget, Ledger
+from udpfl import Budget, Gaussian, Ledger, PoissonSampled, Release, Repeated, Sensitivity
 from udpfl.accounting.events import leaves
 from udpfl.errors import InvalidInput
 from udpfl.federation.single_client import ClientRun
 from udpfl.ledger.chain import Head
 from udpfl.site import Gate, SiteRequest
+from udpfl.site.reasons import LONGEST, plain
 from udpfl.site.sealing import new_key, opening_public, signing_public, unseal
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -327,6 +332,55 @@ def test_what_is_no_request_is_refused(tmp_path, about):
     assert log_of(own)[-1]["what"] == "refused"
 
 
+def test_what_is_refused_does_not_fill_the_log(tmp_path):
+    own, name = gate(tmp_path), "A\n\x1b[2J" * 500_000
+    long = {
+        "model": with_section(request(), "model", name=name),
+        "settings": with_section(request(), "model", **{name: 1}),
+        "algorithm": with_section(request(), "training", algorithm=name),
+    }
+    for sent in long.values():
+        about, _ = own.handle({"ask": "train", "address": sent.address()}, sent.body())
+        assert 10 < len(about["refused"]) <= LONGEST
+        assert about["refused"].isprintable()
+        own.answer(sent)
+    assert (own._state / "site.log").stat().st_size < 2 * len(long) * (LONGEST + 500)
+    assert all(line["why"].isprintable() for line in log_of(own))
+
+
+def test_an_error_that_quotes_a_request_is_one_line_in_every_log(tmp_path, monkeypatch, caplog):
+    def fail(*args, **kwargs):
+        raise ValueError("4711\nround 2 was answered\u2028and 3" + "x" * 10**6 + "4712")
+
+    own = gate(tmp_path)
+    monkeypatch.setattr(ClientRun, "answer", fail)
+    own.answer(request())
+    monkeypatch.setattr(Gate, "finish", fail)
+    own.handle({"ask": "finish", "run": "run-1"})
+    whys = [line["why"] for line in log_of(own)[-2:]]
+    said = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert len(said) == 2
+    for line in (*whys, *said):
+        assert line.isprintable()
+        assert "4712" in line
+        assert len(line) < LONGEST + 100
+    assert not any(record.exc_info for record in caplog.records)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "plain", "a\nb\r\nc\u2028d\x85e\x0bf\tg", "\x1b[31mred\x00", "z" * 10**6, "\n" * 9_000],
+    ids=range(6),
+)
+def test_a_reason_is_one_line_that_is_not_long(text):
+    line = plain(text)
+    assert line.isprintable()
+    assert len(line) <= LONGEST
+    assert line.count("z") in (0, LONGEST - len(" [...] "), LONGEST - len(" [...] ") - 1)
+    assert plain("a\nb\r\n c") == "a b c"
+    assert plain("plain") == "plain"
+
+
 @pytest.mark.parametrize(
     "body", [b"", b"\x00" * 64, b"\xff" * 4096, b"{}", b"\x08" + b"\x00" * 7 + b"[[[[[[[["]
 )
@@ -389,6 +443,29 @@ def test_a_run_id_names_no_other_folder(tmp_path):
         assert "run" in about["refused"]
     assert isinstance(SiteRequest.read(request().body(), request().address()), SiteRequest)
     assert proposed()["data"] == {"clients": 3}
+
+
+def test_no_run_of_a_server_has_the_id_of_an_import(tmp_path):
+    """The site would take its own import for charged already, and count too little."""
+    event = ten_releases()
+    with Ledger(tmp_path / "elsewhere.sqlite") as other:
+        run = other.import_charge(other.account("client-0", "0" * 32), event, source="events")
+    own, sent = gate(tmp_path), request()
+    object.__setattr__(sent, "run", run)  # as a server that does not check it
+    for about in ({"ask": "train", "address": sent.address()}, {"ask": "finish", "run": run}):
+        said, message = own.handle(about, sent.body())
+        assert "must not begin with 'imported-'" in said["refused"]
+        assert message == b""
+    message_of(own.answer(request()))
+    account = own.ledger.account_of("client-0")
+    assert own.ledger.import_charge(account, event, source="events") == run
+    assert sum(entry.count for entry in own.ledger.history()) == 11
+
+
+def ten_releases():
+    """Ten releases as this site makes them."""
+    release = Release(Gaussian(9.0), Sensitivity(1.0, dimension=DIMENSION), "record")
+    return Repeated(PoissonSampled(0.5, release), 10)
 
 
 def test_processes_take_turns(tmp_path):
@@ -487,6 +564,108 @@ def test_a_stricter_policy_counts_for_a_run_under_way(tmp_path):
         assert why in own.answer(request(2)).refused
         assert own.ledger.head()[0] == 1
         own.close()
+
+
+@pytest.mark.parametrize(("in_all", "left"), [(5, "0 of 5"), (19, "14 of 19"), (20, "")])
+def test_fewer_releases_in_the_policy_count_for_a_run_under_way(tmp_path, in_all, left):
+    """Also where the run has reserved them."""
+    limits = {"in_all": 20, "per_round": 5}
+    own, sent = gate(tmp_path, releases=limits), request(training={"local_steps": 5})
+    message_of(own.answer(sent))
+    own.close()
+    own = gate(tmp_path, releases={**limits, "in_all": in_all})
+    for round_ in (2, 3, 4):
+        answer = own.answer(replace(sent, round=round_))
+        if left:
+            assert (
+                answer.refused
+                == f"the rest of the run has 15 releases, and the policy leaves {left}"
+            )
+        else:
+            message_of(answer)
+    assert own.ledger.head()[0] == (1 if left else 4)
+    own.close()
+    if not left:  # there is nothing left to release: what is stored is sent again
+        own = gate(tmp_path, releases={**limits, "in_all": 5})
+        assert own.answer(replace(sent, round=4)).message == answer.message
+
+
+def test_reservations_of_others_count_for_a_run_under_way(tmp_path):
+    own = gate(tmp_path, releases={"in_all": 8})
+    for run in ("one", "two"):
+        message_of(own.answer(request(run=run)))
+    own.close()
+    own = gate(tmp_path, releases={"in_all": 7})
+    assert (
+        "has 3 releases, and the policy leaves 2 of 7" in own.answer(request(2, run="one")).refused
+    )
+    own.finish("two")
+    message_of(own.answer(request(2, run="one")))
+
+
+def test_a_run_that_has_taken_all_its_steps_goes_on_with_what_is_stored(tmp_path):
+    """Where steps are shared out, a run may have none left before its last round."""
+    changes = {"releases": {"in_all": 20, "per_round": 4}, "server": {"methods": ["als-dpfl"]}}
+    own = gate(tmp_path, **changes)
+    sent = request(training={"algorithm": "als-dpfl", "rounds": 3, "local_steps": 2})
+    first, second = (own.answer(replace(sent, round=n, steps=3)) for n in (1, 2))
+    own.close()
+    own = gate(tmp_path, **changes)
+    before = everything_in(own.ledger)
+    assert own.answer(replace(sent, round=2, steps=3)).message == message_of(second).to_bytes()
+    assert own.answer(replace(sent, round=1, steps=3)).message == first.message
+    refused = own.answer(replace(sent, round=3, steps=1))
+    assert "has not reserved this release" in refused.refused
+    assert everything_in(own.ledger) == before
+
+
+OWN_NOISE = """
+from dataclasses import dataclass
+
+import numpy as np
+
+from udpfl import Gaussian, Tabulated
+
+
+@dataclass(frozen=True)
+class Mine(Gaussian):
+    name = "mine"
+
+
+@dataclass(frozen=True)
+class Logistic(Tabulated):
+    name = "logistic"
+
+    def shape(self, x):
+        return -x - 2 * np.log1p(np.exp(-x))
+
+
+shaped = Logistic(3.0)
+"""
+ASKING = """
+import sys
+from pathlib import Path
+from tests.site.samples import gate, message_of, request
+folder, noise, run = sys.argv[1:]
+limits = {"mechanisms": [noise], "in_all": 8}
+own = gate(Path(folder), releases=limits, code=folder)
+message_of(own.answer(request(run=run, training={"rounds": 2})))
+assert len(list(own.ledger.history())) == int(run[-1]), "each run is charged once"
+"""
+
+
+@pytest.mark.parametrize("noise", ["noise_of_a_site:Mine", "noise_of_a_site:shaped"])
+def test_noise_of_a_sites_own_is_for_every_run(tmp_path, noise):
+    """Also in a process that has not seen it yet, when the ledger is read."""
+    (tmp_path / "noise_of_a_site.py").write_text(OWN_NOISE)
+    for run in ("run-1", "run-2"):
+        command = [sys.executable, "-c", ASKING, str(tmp_path), noise, run]
+        subprocess.run(command, check=True, cwd=ROOT)
+
+
+def test_noise_that_cannot_be_imported_is_said_at_once(tmp_path):
+    with pytest.raises(InvalidInput, match="cannot import"):
+        gate(tmp_path, releases={"mechanisms": ["gaussian", "nowhere_to_be_found:Noise"]})
 
 
 def test_only_the_site_can_read_its_folder(tmp_path):

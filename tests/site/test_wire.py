@@ -69,6 +69,13 @@ def test_an_answer_comes_back():
     assert SiteAnswer.read(b"bytes", json.loads(json.dumps(sent.to_dict()))) == sent
 
 
+def test_a_refusal_is_one_line_whatever_a_site_says():
+    about = SiteAnswer("a", refused="no\nround 7: all answered" + "x" * 9_000).to_dict()
+    refused = SiteAnswer.read(b"", about).refused
+    assert refused.startswith("no round 7: all answered")
+    assert len(refused) <= 2_000
+
+
 def test_what_a_configuration_does_not_say_is_left_to_the_sites():
     said = proposed(privacy={"epsilon": 2.0, "mechanism": "laplace"})["privacy"]
     assert (said["epsilon"], said["mechanism"]) == (2.0, "laplace")

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,8 +36,9 @@ from udpfl.config.explaining import validated
 from udpfl.errors import InvalidInput, Refused
 from udpfl.federation.stages.shuffler import anonymous
 from udpfl.runs.writing import write_whole
+from udpfl.site.reasons import plain
 from udpfl.site.sealing import Letter, NotSealed, opening_public, read_key, unseal
-from udpfl.site.wire import run_id
+from udpfl.site.wire import round_number, run_id
 
 log = logging.getLogger(__name__)
 
@@ -91,21 +93,22 @@ class ShufflerParty:
                 case "finish":
                     return {"refused": ""}, b""
                 case "shuffle":
-                    mixed = self.mix(run_id(about.get("run")), about.get("round"), unpack(body))
+                    place = run_id(about.get("run")), round_number(about.get("round"))
+                    mixed = self.mix(*place, unpack(body))
                     return {"refused": "", "messages": len(mixed)}, pack(mixed)
                 case other:
                     raise Refused(f"a shuffler cannot be asked to {str(other)[:40]!r}")
         except (Refused, InvalidInput) as error:
-            log.warning("refused: %s", error)
-            return {"refused": str(error)}, b""
+            log.warning("refused: %s", plain(error))
+            return {"refused": plain(error)}, b""
         except Exception:
-            log.exception("asked to %s", about.get("ask"))
+            log.error("a request could not be answered: %s", plain(traceback.format_exc()))
             return {"refused": "the shuffler could not answer; its log says why"}, b""
 
     def close(self) -> None:
         """Nothing is held open."""
 
-    def mix(self, run: str, round_: Any, sealed: Sequence[bytes]) -> list[bytes]:
+    def mix(self, run: str, round_: int, sealed: Sequence[bytes]) -> list[bytes]:
         """The messages of a round without names, in a new order.
 
         Raises:
@@ -116,7 +119,7 @@ class ShufflerParty:
             try:
                 letter = unseal(data, self._key, dict(self._config.sites))
             except NotSealed as error:
-                log.warning("round %s of %s: %s", round_, run, error)
+                log.warning("round %d of %s: %s", round_, run, plain(error))
                 continue
             if (letter.run, letter.round) == (run, round_):
                 letters.setdefault(letter.site, letter)
@@ -126,7 +129,7 @@ class ShufflerParty:
                 f"{len(letters)} messages of known sites to the same request are too few to hide "
                 f"anybody: at least {self._config.minimum} are mixed"
             )
-        self._require_same(run, int(round_), letters)
+        self._require_same(run, round_, letters)
         messages = [ClientMessage.from_bytes(own.message) for own in letters.values()]
         SystemRandom().shuffle(messages)
         return [anonymous(message).to_bytes() for message in messages]

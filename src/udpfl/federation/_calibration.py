@@ -26,7 +26,7 @@ from udpfl.engine.counting import SENSITIVITY as COUNTED
 from udpfl.errors import InvalidInput, Unsupported
 from udpfl.federation._matching import matched_in, references_of, with_reference
 from udpfl.federation._own_noise import own_noise
-from udpfl.federation.plan import Past, ReleasePlan
+from udpfl.federation.plan import ONE_RUN, CountNoise, Past, ReleasePlan
 from udpfl.federation.selection import Schedule
 from udpfl.harmonizer import Choice, Client, ClientPlan, Setting, choose, harmonize
 from udpfl.mechanisms import BUILT_IN, Gaussian, Mechanism, Randomiser
@@ -53,12 +53,13 @@ def plan_releases(
     pasts: Mapping[str, Past] = NO_PASTS,
     *,
     others: Sequence[int] = (),
+    counts: CountNoise = ONE_RUN,
 ) -> list[ReleasePlan]:
     """Calibrate every client's noise to its own budget and its own number of releases.
 
     `sizes` are the declared ones, and `others` those of clients that are planned elsewhere. A
     client with a past on a ledger is planned by that ledger's rule, and the budget there has to pay
-    for all that the past holds as well.
+    for all that the past holds as well. `counts` is for whoever plans more than one run.
     """
     names = names or [f"client-{i}" for i in range(len(sizes))]
     drafts = _drafts(config, sizes, names, schedule, algorithm)
@@ -67,7 +68,7 @@ def plan_releases(
     try:
         if noise := own_noise(config, algorithm, [*sizes, *others], dimension):
             return _prescribed(config.privacy, noise, drafts, dimension)
-        return _Calibration(config, schedule, dimension, algorithm, pasts).plans(drafts)
+        return _Calibration(config, schedule, dimension, algorithm, pasts, counts).plans(drafts)
     except InvalidInput as error:  # under the configuration key that the value came from
         if "." in error.parameter:
             raise
@@ -141,6 +142,7 @@ class _Calibration:
     dimension: int
     algorithm: Algorithm
     pasts: Mapping[str, Past]
+    counts: CountNoise
 
     @property
     def privacy(self) -> PrivacyConfig:
@@ -216,7 +218,7 @@ class _Calibration:
                 budget=budget,
                 factors=factors,
                 levels=noise_levels(privacy.pace, privacy.pace_ratio),
-                count=_count(privacy, draft, budget),
+                count=_count(privacy, draft, budget, self.counts),
                 diameter=self._uses_diameter,
             )
             for draft, budget in zip(drafts, budgets, strict=True)
@@ -337,20 +339,22 @@ def _accountant(privacy: PrivacyConfig, past: Past | None) -> Accountant | Filte
 
 
 @lru_cache(maxsize=64)
-def _best(setting: Setting) -> Choice:
-    return choose(setting)[0]
+def _best(setting: Setting, mechanisms: tuple[str, ...]) -> Choice:
+    return choose(setting, list(map(_mechanism, mechanisms)) or None)[0]
 
 
-def _count(privacy: PrivacyConfig, draft: ReleasePlan, budget: Budget) -> Release | None:
+def _count(
+    privacy: PrivacyConfig, draft: ReleasePlan, budget: Budget, counts: CountNoise
+) -> Release | None:
     """The noise of a client's counts: what is best for one number and a share of the budget."""
     if privacy.clip_quantile is None or not draft.rounds:
         return None
     share, one = privacy.clip_share, Sensitivity(COUNTED, "l2", 1)
     setting = Setting(
-        share * budget.epsilon, share * budget.delta, draft.rounds, one, draft.rate, privacy.unit,
-        privacy.accountant, privacy.accounting,
+        share * budget.epsilon, share * budget.delta, counts.rounds or draft.rounds, one,
+        draft.rate, privacy.unit, privacy.accountant, privacy.accounting,
     )  # fmt: skip
-    best = _best(setting)
+    best = _best(setting, counts.mechanisms)
     if best.calibrated is None:
         raise Unsupported(
             f"{draft.name}: no noise is possible for the counts of an adaptive clip ({best.why})"

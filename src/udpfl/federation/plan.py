@@ -173,7 +173,8 @@ class ReleasePlan:
             each = sum(leaves(event).values())
             one = replace(self, steps=1, trainings=1).event()
             assert one is not None
-            return Repeated(one, self.rounds * each - released)
+            unreleased = self.rounds * each - released
+            return Repeated(one, unreleased) if unreleased > 0 else None
         if not self.factors:
             return Repeated(event, left)
         kinds = Counter(self.factors[round_ - 1] for round_ in self.asked[answered:])
@@ -223,6 +224,20 @@ class Past:
     def history(self) -> list[Event]:
         """The same as a list."""
         return [] if self.held is None else [self.held]
+
+
+@dataclass(frozen=True)
+class CountNoise:
+    """What the noise of an adaptive clip's counts is planned for."""
+
+    rounds: int | None = None
+    """So many counts keep `privacy.clip_share` of the budget; None for one in each round of the
+    run."""
+    mechanisms: tuple[str, ...] = ()
+    """The noise that they may have; empty for any that is built in."""
+
+
+ONE_RUN = CountNoise()
 
 
 def _plain(release: Release | Randomised | None) -> dict[str, Any] | None:

@@ -33,7 +33,7 @@ from udpfl.federation._stored_run import StoredRun
 from udpfl.federation.admission import Holding, admit, past_of_client, require_charges
 from udpfl.federation.builders import build_network, choose_device, choose_loss, load_dataset
 from udpfl.federation.client import InProcessClients
-from udpfl.federation.plan import Past, ReleasePlan
+from udpfl.federation.plan import ONE_RUN, CountNoise, Past, ReleasePlan
 from udpfl.federation.request import Request
 from udpfl.federation.selection import Schedule
 from udpfl.federation.setup import Setup
@@ -145,7 +145,10 @@ class ClientSetup(Setup):
         )
 
     def plans(
-        self, schedule: Schedule | None = None, pasts: Mapping[str, Past] = NO_PASTS
+        self,
+        schedule: Schedule | None = None,
+        pasts: Mapping[str, Past] = NO_PASTS,
+        counts: CountNoise = ONE_RUN,
     ) -> list[ReleasePlan]:
         """What the client will release; nothing of a shared ledger is looked at."""
         declared = self.config.data.declared_sizes
@@ -159,6 +162,7 @@ class ClientSetup(Setup):
             self.names,
             pasts,
             others=self.others,
+            counts=counts,
         )
 
     @property

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from udpfl.accounting.accountant import Accountant, check_choices
 from udpfl.errors import InvalidInput
 from udpfl.ledger.chain import Head
+from udpfl.ledger.charges import IMPORTED, Charge, import_id
 from udpfl.ledger.file import LedgerFile, now
 from udpfl.ledger.seals import Digests, Seals
+from udpfl.ledger.spending import totals_of
 
 
 class RunRegister:
@@ -31,6 +34,10 @@ class RunRegister:
         """See `Ledger.begin_run`."""
         if not run or not isinstance(run, str):
             raise InvalidInput("run", f"must be a name, got {run!r}")
+        if run.startswith(IMPORTED):
+            raise InvalidInput(
+                "run", f"{run!r}: ids that begin with {IMPORTED!r} are for what is imported"
+            )
         if randomness not in ("entropy", "seeded"):
             raise InvalidInput("randomness", f"must be entropy or seeded, got {randomness!r}")
         check_choices(0.0, accountant, accounting)
@@ -51,6 +58,37 @@ class RunRegister:
                 f"{run!r} began with {' randomness and '.join(kept[0])} accounting and cannot "
                 f"continue with {randomness} and {accounting}; start a new run",
             )
+
+    def begin_import(self, charge: Charge, client: str) -> Charge:
+        """Register what is imported, inside a transaction; the charge, with the id that it got.
+
+        Guarantee: only what was imported before is refused. An earlier version let a server give
+        its run the id that an import was going to have; then the import gets another one.
+
+        Raises:
+            InvalidInput: Exactly this was imported already.
+        """
+        wanted = [(charge.account, charge.round, charge.note, *own)
+                  for own in sorted(totals_of(charge.events).items())]  # fmt: skip
+        text = json.dumps({"note": charge.note}, sort_keys=True)
+        row = ("entropy", "vector", text)
+        query = (
+            "SELECT account, round, note, event, count FROM charges WHERE run = ? ORDER BY event"
+        )
+        kept = "SELECT randomness, accounting, description FROM runs WHERE id = ?"
+        while self.knows(charge.run):
+            charged = self._file.rows(query, charge.run)
+            if charged == wanted:
+                raise InvalidInput(
+                    "note",
+                    f"{client} was already charged for exactly this ({charge.note}); if it "
+                    "happened twice, give another note",
+                )
+            if not charged and self._file.rows(kept, charge.run) == [row]:
+                return charge  # an earlier version died before it was charged
+            charge = replace(charge, run=import_id(charge.run))
+        self._file.insert("runs", charge.run, now(), *row)
+        return charge
 
     def end(self, run: str, head: Head, files: Digests, outcome: Mapping[str, Any]) -> None:
         """Seal what a run ends with, inside a transaction."""

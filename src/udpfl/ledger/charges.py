@@ -56,6 +56,11 @@ class Charge:
                 raise InvalidInput(name, f"must be bytes, got {kind}")
 
 
+def import_id(content: str) -> str:
+    """The id of the run under which this is imported."""
+    return IMPORTED + sha256(content.encode()).hexdigest()[:16]
+
+
 def imported_charge(
     owner: Account, event: Event, source: str, note: str, fingerprint: str
 ) -> Charge:
@@ -71,8 +76,9 @@ def imported_charge(
     said = f"imported from {source.strip()}" + (f": {note.strip()}" if note.strip() else "")
     releases = sorted(totals_of([event]).items())
     content = json.dumps([owner.client, owner.block, said, releases])
-    run = IMPORTED + sha256(content.encode()).hexdigest()[:16]
-    return Charge(owner.id, run, 0, (event,), b"", note=said, fingerprint=fingerprint)
+    return Charge(
+        owner.id, import_id(content), 0, (event,), b"", note=said, fingerprint=fingerprint
+    )
 
 
 @dataclass(frozen=True)

@@ -260,22 +260,15 @@ class Ledger(LedgerReader):
         """
         owner = self._accounts.owner(account)
         charge = imported_charge(owner, event, source, note, fingerprint)
-        run, totals = charge.run, totals_of(charge.events)
-        self._limits.require_only_run(account, run)
-        self._limits.require_accountable(account, totals)
-        said = {"note": charge.note}
-        self.begin_run(run, randomness="entropy", accounting="vector", description=said)
+        totals = totals_of(charge.events)
+        self._limits.require_accountable(account, totals)  # may take a while: others may write
         with self._file.writing():
-            if self.rounds_charged(run, account):
-                raise InvalidInput(
-                    "note",
-                    f"{owner.client} was already charged for exactly this ({charge.note}); if it "
-                    "happened twice, give another note",
-                )
+            charge = self._runs.begin_import(charge, owner.client)
+            self._limits.require_only_run(account, charge.run)
             self._limits.require_accountable(account, totals)
             Chain(self._file).append(charge, owner, "entropy", totals)
             self._divisions.forget(owner.block)  # those records may be at another client by now
-        return run
+        return charge.run
 
     def forget(self, run: str, settled: int) -> None:
         """Drop the messages of a run's rounds up to `settled`; charges and digests stay."""

@@ -26,7 +26,8 @@ from udpfl.runs.folder import RunFolder
 from udpfl.runs.names import PROPOSAL
 from udpfl.runs.writing import write_whole
 from udpfl.site._checks import check_method, check_proposal, check_state
-from udpfl.site._planning import Allowance, check_release, plan_run, require_room
+from udpfl.site._limits import check_release, require_room
+from udpfl.site._planning import Allowance, plan_run
 from udpfl.site._rounds import Rounds
 from udpfl.site.policy import Policy
 from udpfl.site.settings import Proposal
@@ -117,7 +118,7 @@ def admit_run(
         _require_same(json.loads((path / PROPOSAL).read_text()), request)
         folder = RunFolder.open(path)
         plan = ReleasePlan.from_row(folder.clients[0])
-        check_release(policy.releases, setup, plan)
+        check_release(policy, setup, plan)
         require_room(policy, setup, ledger, request.run, plan)
         return AdmittedRun(proposed, rounds, ClientRun.resume(setup, folder, ledger))
     allowance = Allowance.of(policy, setup, ledger)

@@ -36,8 +36,10 @@ from udpfl.ledger.ledger import Ledger
 from udpfl.runs.folder import RunFolder
 from udpfl.site._admission import AdmittedRun, admit_run, data_config
 from udpfl.site._heads import HeadCodes
+from udpfl.site._limits import load_noise
 from udpfl.site._site_log import SiteLog
 from udpfl.site.policy import Policy
+from udpfl.site.reasons import plain
 from udpfl.site.sealing import Letter, read_key, seal
 from udpfl.site.wire import SiteAnswer, SiteFacts, SiteRequest, run_id
 
@@ -78,6 +80,7 @@ class Gate:
         self._open: dict[str, AdmittedRun] = {}
         if policy.code not in sys.path:
             sys.path.append(policy.code)
+        load_noise(policy.releases)
         if policy.shuffler.public_key is not None:
             read_key(policy.shuffler.signing_key)  # refused now, not in the middle of a run
         if policy.machine.threads is not None:
@@ -97,11 +100,12 @@ class Gate:
                 work = run.note_work(request) if self._shuffles else ""
                 message = run.client.answer(self._for_client(run, request))
             except (Refused, BudgetExceeded) as refusal:
-                self._log.note("refused", **place, why=str(refusal))
-                return self._without_message(str(refusal), is_final=True)
+                self._log.note("refused", **place, why=plain(refusal))
+                return self._without_message(plain(refusal), is_final=True)
             except Exception:  # what it says may be about records: it stays here
-                self._log.note("problem", **place, why=traceback.format_exc())
-                log.exception("round %d of run %s", request.round, request.run)
+                why = plain(traceback.format_exc())
+                self._log.note("problem", **place, why=why)
+                log.error("round %d of run %s: %s", request.round, request.run, why)
                 return self._without_message(_INTERNAL, is_final=False)
             stated = run.client.statement()
             self._log.note("answered", **place, spent=stated.short)
@@ -138,11 +142,12 @@ class Gate:
                 case other:
                     raise Refused(f"a site cannot be asked to {str(other)[:40]!r}")
         except Refused as refusal:
-            self._log.note("refused", why=str(refusal))
-            return self._without_message(str(refusal), is_final=True).to_dict(), b""
+            self._log.note("refused", why=plain(refusal))
+            return self._without_message(plain(refusal), is_final=True).to_dict(), b""
         except Exception:
-            self._log.note("problem", why=traceback.format_exc())
-            log.exception("asked to %s", about.get("ask"))
+            why = plain(traceback.format_exc())
+            self._log.note("problem", why=why)
+            log.error("a request could not be answered: %s", why)
             return self._without_message(_INTERNAL, is_final=False).to_dict(), b""
 
     def describe(self) -> SiteFacts:

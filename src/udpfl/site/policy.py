@@ -159,8 +159,9 @@ class AllowedReleases(Section):
     )
     mechanisms: Names = Field(
         default=["gaussian", "laplace", "staircase"],
-        description="Noise that is allowed: built-in names, your own as package.module:Class, and "
-        "randomised response of methods that bring it (coordinates, directions).",
+        description="Noise that is allowed, on updates and on the counts of a clip that adapts: "
+        "built-in names, your own as package.module:Class, and randomised response of methods that "
+        "bring it (coordinates, directions).",
     )
     norms: Annotated[list[Norm], Several] = Field(
         default=["l2"], description="Norms of the clip that are allowed."

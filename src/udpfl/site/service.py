@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from udpfl.errors import InvalidInput
 from udpfl.site.connection import Parcel, receive, send, socket_path
 from udpfl.site.gate import Gate
+from udpfl.site.reasons import plain
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +86,7 @@ class Service:
         try:
             asked = receive(connection, self._most)
         except Exception as error:  # whatever it is: the next one is answered
-            log.warning("a request could not be read: %s", error)
+            log.warning("a request could not be read: %s", plain(error))
             return
         about, message = self._handler.handle(asked.about, asked.body)
         try:

@@ -18,6 +18,8 @@ from udpfl.accounting import PrivacyStatement
 from udpfl.algorithms.message import Tensors, tensors_from_bytes, tensors_to_bytes
 from udpfl.errors import InvalidInput
 from udpfl.ledger.chain import Head
+from udpfl.ledger.charges import IMPORTED
+from udpfl.site.reasons import plain
 
 VERSION = 1
 """Of the requests and answers; a site refuses another one."""
@@ -169,7 +171,7 @@ class SiteAnswer:
             site=_text("site", own.get("site")),
             message=message,
             is_sealed=own.get("is_sealed") is True,
-            refused=_text("refused", own.get("refused", "")),
+            refused=plain(_text("refused", own.get("refused", ""))),
             is_final=own.get("is_final") is True,
             head=head_from(own.get("head")),
             privacy=None if stated is None else PrivacyStatement.from_dict(stated),
@@ -242,7 +244,16 @@ def run_id(value: Any) -> str:
     """The id of a run, which becomes the name of a folder at the site."""
     if not isinstance(value, str) or not _RUN.fullmatch(value):
         raise InvalidInput("run", "must be at most 64 letters, digits, dashes and underscores")
+    if value.startswith(IMPORTED):
+        raise InvalidInput(
+            "run", f"must not begin with {IMPORTED!r}: a site imports under such ids"
+        )
     return value
+
+
+def round_number(value: Any) -> int:
+    """The number of a round; the first is 1."""
+    return _whole("round", value, 1)
 
 
 def head_from(value: Any) -> Head:

@@ -6,7 +6,7 @@
 
 from udpfl.federation.admission.fitting import past_of_client, plan_within
 from udpfl.federation.admission.holding import Holding
-from udpfl.federation.admission.reserving import admit
+from udpfl.federation.admission.reserving import admit, released_in
 from udpfl.federation.admission.resuming import require_charges
 
-__all__ = ["Holding", "admit", "past_of_client", "plan_within", "require_charges"]
+__all__ = ["Holding", "admit", "past_of_client", "plan_within", "released_in", "require_charges"]

@@ -77,7 +77,7 @@ def _reserved(
         ledger.divide(holding.parts, holding.block, holding.pool)
     if claimed and privacy.enabled:
         rests = [
-            own.rest_event(ledger.rounds_charged(run, number), _released(ledger, number, run))
+            own.rest_event(ledger.rounds_charged(run, number), released_in(ledger, number, run))
             for own, number in zip(plans, accounts, strict=True)
         ]
         wanted = {
@@ -90,7 +90,7 @@ def _reserved(
     return accounts
 
 
-def _released(ledger: Ledger, account: int, run: str) -> int:
+def released_in(ledger: Ledger, account: int, run: str) -> int:
     """How many releases a run was charged for."""
     spent = ledger.spent(account, run)
     return 0 if spent is None else sum(leaves(spent).values())
