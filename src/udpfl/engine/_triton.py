@@ -334,14 +334,14 @@ def signed_numbers(keys: Tensor, count: int) -> Tensor:
     signed = torch.empty(len(keys), count, dtype=torch.float64, device=keys.device)
     if signed.numel():
         with checking():
-            _signed_numbers[(len(keys), triton.cdiv(count, _WORDS))](keys, signed, count, _WORDS)
+            _signed_numbers[(triton.cdiv(count, _WORDS), len(keys))](keys, signed, count, _WORDS)
     return signed
 
 
 @triton.jit
 def _signed_numbers(keys, signed, count, BLOCK: tl.constexpr):
-    lane = tl.program_id(0).to(tl.int64)
-    place = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    lane = tl.program_id(1).to(tl.int64)
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     tl.store(signed + lane * count + place, _signed(keys, lane, place), mask=place < count)
 
 
@@ -361,15 +361,15 @@ def add_rounded(noise: Tensor, sums: Tensor, noisy: Tensor, scales: Tensor) -> N
     lanes, columns = sums.shape
     if noise.numel():
         with checking():
-            _add_rounded[(lanes, triton.cdiv(columns, _WORDS))](
+            _add_rounded[(triton.cdiv(columns, _WORDS), lanes)](
                 noise, sums, noisy, scales, columns, sums.stride(0), noisy.stride(0), _WORDS
             )
 
 
 @triton.jit
 def _add_rounded(noise, sums, noisy, scales, columns, s_sums, s_noisy, BLOCK: tl.constexpr):
-    lane = tl.program_id(0).to(tl.int64)
-    place = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    lane = tl.program_id(1).to(tl.int64)
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < columns
     grid = tl.load(scales + 2 * lane + 1)
     drawn = tl.load(noise + lane * columns + place, mask=inside)
@@ -403,7 +403,7 @@ def _add_noise(
     lanes, columns = sums.shape
     if sums.numel():
         with checking():
-            kernel[(lanes, triton.cdiv(draws, _WORDS))](
+            kernel[(triton.cdiv(draws, _WORDS), lanes)](
                 sums, noisy, keys, scales, columns, draws, sums.stride(0), noisy.stride(0), _WORDS
             )
 
@@ -412,8 +412,8 @@ def _add_noise(
 def _gaussian(
     sums, noisy, keys, scales, columns, half, s_sums, s_noisy, BLOCK: tl.constexpr
 ):  # fmt: skip
-    lane = tl.program_id(0).to(tl.int64)
-    place = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    lane = tl.program_id(1).to(tl.int64)
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     std, grid = tl.load(scales + 2 * lane), tl.load(scales + 2 * lane + 1)
     radius = tl.sqrt(-2.0 * std * std * tl.log(tl.abs(_signed(keys, lane, place))))
     angle = _signed(keys, lane, half + place) * 3.141592653589793
@@ -429,8 +429,8 @@ def _gaussian(
 def _laplace(
     sums, noisy, keys, scales, columns, draws, s_sums, s_noisy, BLOCK: tl.constexpr
 ):  # fmt: skip
-    lane = tl.program_id(0).to(tl.int64)
-    place = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    lane = tl.program_id(1).to(tl.int64)
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < columns
     scale, grid = tl.load(scales + 2 * lane), tl.load(scales + 2 * lane + 1)
     signed = _signed(keys, lane, place)
