@@ -13,6 +13,7 @@ from torch import nn
 from tests.engine.oracle import Net, RawParameter, labels
 from tests.small import cross_entropy
 from udpfl.engine import Entropy, Key, Keyed, LaneModel, MechanismNoiser, NormClipper
+from udpfl.engine.layers.linear import Linear
 from udpfl.errors import InvalidInput, Unsupported
 from udpfl.mechanisms import Gaussian, Laplace
 
@@ -260,3 +261,37 @@ def test_noise_does_not_betray_the_sum_by_the_lattice_it_lies_on(kind):
     steps = torch.exp(-small) * 2**24
     off = (steps - steps.round()).abs().mean()
     assert off > 0.2  # a quarter where nothing shows; 0.01 for noise made in float32
+
+
+class SharedBias(nn.Module):
+    """Two layers on several positions that share their bias and nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(48, 48), nn.Linear(48, 48)
+        self.two.bias = self.one.bias
+
+    def forward(self, x):
+        return (self.one(x) + self.two(x.flip(2))).tanh().sum((1, 2)).unsqueeze(1)
+
+
+def test_where_a_bias_is_shared_the_weights_that_are_summed_are_those_that_were_measured(
+    monkeypatch,
+):
+    """Sharing makes a layer write its weight out, with other roundings than Gram matrices."""
+    kept = Linear.each
+
+    def rounded(self, use):
+        return {name: 1.01 * full for name, full in kept(self, use).items()}
+
+    model = LaneModel(SharedBias(), lambda outputs, _: outputs.squeeze(1))
+    monkeypatch.setattr(Linear, "each", rounded)
+    x, real = torch.randn(1, 5, 3, 48), torch.ones(1, 5, dtype=torch.bool)
+    for norm in (1, 2):
+        gradients = model.gradients(model.initial()[None], x, torch.zeros(1, 5), real)
+        sizes = gradients.norms(norm)
+        for record in range(5):
+            one = torch.zeros(1, 5, dtype=torch.float64)
+            one[0, record] = 1.0
+            own = torch.linalg.vector_norm(gradients.weighted_sum(one), norm)
+            assert abs(float(own / sizes[0, record]) - 1) < 1e-5

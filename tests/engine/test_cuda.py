@@ -33,7 +33,27 @@ def positions() -> nn.Module:
     return nn.Sequential(nn.Linear(14, 40), nn.Tanh(), nn.Flatten(), nn.Linear(560, 10))
 
 
-NETS = {"convolutions": (convolutions, (1, 14, 14)), "positions": (positions, (14, 14))}
+class Parts(nn.Module):
+    """Layers whose inputs and output gradients are parts of larger tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.two = nn.Linear(7, 6), nn.Linear(7, 5)
+        self.last, self.rows = nn.Linear(11, 9), nn.Linear(9, 40)
+        self.out = nn.Linear(40, 10)
+
+    def forward(self, x):
+        both = torch.cat([self.one(x[..., :7]), self.two(x[..., 7:])], -1)
+        hidden = self.last(both).relu()
+        return self.out(self.rows(hidden[:, 1:]).tanh()[:, 0])
+
+
+NETS = {
+    "parts": (Parts, (14, 14)),
+    "convolutions": (convolutions, (1, 14, 14)),
+    "positions": (positions, (14, 14)),
+}
 
 
 def problem(net: str, count: int, precision: str = "float32"):

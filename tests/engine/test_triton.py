@@ -15,6 +15,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from udpfl.engine import _triton as kernels
 from udpfl.engine._windows import Window
+from udpfl.engine.layers import rule
 from udpfl.mechanisms import Gaussian, Laplace
 
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
@@ -53,6 +54,38 @@ def test_a_row_with_a_factor_of_zero_counts_for_nothing(kind, width):
         found = kernels.kept_rows(rows.flatten(0, 1), flat, scaled=scaled)
         wanted = (kept * factors.unsqueeze(2) if scaled else kept).flatten(0, 1)
         assert torch.equal(found, wanted)
+
+
+def test_what_does_not_lie_side_by_side_is_not_read_as_if_it_did():
+    rows, factors = drawn(4, 6)[:, :3], drawn(4)
+    with pytest.raises(ValueError, match="contiguous"):
+        kernels.kept_rows(rows, factors, scaled=True)
+    with pytest.raises(ValueError, match="contiguous"):
+        kernels.powers_of_rows(rows, 2)
+    with pytest.raises(ValueError, match="contiguous"):
+        kernels.weighted_rows(factors[None], rows[None], torch.empty(1, 3, device=DEVICE))
+    sums = drawn(5, 2, dtype=torch.float64).t()
+    keys, scales = some_keys(2).to(DEVICE), torch.ones(2, 2, dtype=torch.float64, device=DEVICE)
+    with pytest.raises(ValueError, match="contiguous"):
+        kernels.add_laplace(sums, torch.empty(2, 5, device=DEVICE), keys, scales)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+@pytest.mark.parametrize("how", ["sliced", "expanded", "transposed"])
+def test_products_are_of_the_very_records_however_they_lie(kind, how, monkeypatch):
+    """Of a layer whose input is a part of a larger tensor, or whose gradient is repeated."""
+    monkeypatch.setattr(rule, "kernels_for", lambda tensor: kernels)
+    a = {
+        "sliced": drawn(2, 3, 2, 7)[..., 1:5],
+        "expanded": drawn(1, 1, 2, 4).expand(2, 3, 2, 4),
+        "transposed": drawn(2, 3, 4, 2).transpose(2, 3),
+    }[how]
+    b, factors = drawn(2, 3, 2, 9)[..., ::2], drawn(2, 3).to(kind)
+    factors[0, 1] = 0
+    scaled, kept = rule._scaled(factors, a, b)
+    each = factors[..., None, None]
+    torch.testing.assert_close(scaled, b.to(kind) * each)
+    torch.testing.assert_close(kept, torch.where(each != 0, a.to(kind), 0.0))
 
 
 WINDOWS = [

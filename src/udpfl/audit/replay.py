@@ -39,6 +39,7 @@ from udpfl.engine import (
     MechanismNoiser,
     Noiser,
     NormClipper,
+    Precision,
     PrivateStream,
     train_round,
 )
@@ -97,6 +98,8 @@ class Subject:
     """Records that are computed at once, as with `training.chunk`."""
     device: torch.device | str = "cpu"
     """Where the engine computes."""
+    precision: Precision = "float32"
+    """Of products, as in the run."""
     batches: int = 1
     """Into how many a sample is split; each step takes one."""
     epochs: int = 1
@@ -147,7 +150,8 @@ class Subject:
     @cached_property
     def model(self) -> LaneModel:
         """The network as the engine trains it."""
-        return LaneModel(self.network, self.loss).to(torch.device(self.device))
+        model = LaneModel(self.network, self.loss, self.precision)
+        return model.to(torch.device(self.device))
 
     def released(
         self, trials: int, *, present: bool, stream: PrivateStream

@@ -165,13 +165,14 @@ class Target:
             self.plan.rate,
             samples * epochs * batches,
             device=device,
+            precision=self.setup.precision,
             batches=batches,
             epochs=epochs,
         )
         crowd = Subject(
             self.setup.trained_network, self.setup.trained_loss,
             x.repeat(3, *[1] * (x.dim() - 1)), torch.cat([other, other, label]), self.release,
-            chunk=2, device=device,
+            chunk=2, device=device, precision=self.setup.precision,
         )  # fmt: skip
         steps = "1 step" if alone.steps == 1 else f"{alone.steps} steps"
         if self.plan.epochs * self.plan.batches > 1:

@@ -131,13 +131,20 @@ class BookKept(Gradients):
     def norms(self, p: int) -> Tensor:
         total = torch.zeros(self.real.shape, dtype=torch.float64, device=self.real.device)
         for tap in self._taps:
-            own_sizes = tap.rule.norms(tap.use, p)
+            own_sizes = self._sizes(tap, p)
             for own, name in tap.parameters.items():
                 if name not in self._shared:
                     total += own_sizes[own]
         for name in self._shared:  # uses add up before they are measured
             total += sizes(self._summed_uses(name), p)
         return total if p == 1 else total.sqrt()
+
+    def _sizes(self, tap: Tap, p: int) -> dict[str, Tensor]:
+        """Sums of |x|^p of a layer's parameters. Where one of them is shared all are written out,
+        and what is written out is what is summed: so it is what has to be measured."""
+        if self._shared.isdisjoint(tap.parameters.values()):
+            return tap.rule.norms(tap.use, p)
+        return {name: sizes(full, p) for name, full in tap.rule.write(tap.use).items()}
 
     def _summed_uses(self, name: str) -> Tensor:
         uses = [

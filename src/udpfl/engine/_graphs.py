@@ -28,10 +28,11 @@ nothing in it may read from the device."""
 class Kind(NamedTuple):
     """What a recorded pass cannot change."""
 
-    records: tuple[int, ...]
-    """Where the records lie in memory, and their shapes."""
+    records: tuple[object, ...]
+    """Where the records lie in memory, and their forms."""
     shape: tuple[int, ...]
     clipper: tuple[str, ...]
+    precision: str
 
 
 @dataclass
@@ -127,9 +128,10 @@ def _kind(
         return None
     if type(clipper) not in (NormClipper, Unclipped):
         return None
-    where = tuple(n for t in records for n in (t.data_ptr(), *t.shape))
+    where = tuple((t.data_ptr(), t.shape, t.stride(), t.dtype, t.device) for t in records)
     norm = clipper.norm if isinstance(clipper, NormClipper) else ""
-    return Kind(where, (*parameters.shape, *index.shape), (type(clipper).__name__, norm))
+    shape, precision = (*parameters.shape, *index.shape), torch.get_float32_matmul_precision()
+    return Kind(where, shape, (type(clipper).__name__, norm), precision)
 
 
 def _bounds(clipper: Clipper, like: Tensor) -> Tensor:

@@ -20,8 +20,16 @@ _ROW, _TILE, _WORDS = 1024, 4096, 1024
 """Numbers that a program takes: of a row, of a matrix, and of the words of one key."""
 
 
+def _require_dense(*tensors: Tensor) -> None:
+    """Kernels that are told no strides read what lies side by side, whoever it belongs to."""
+    for tensor in tensors:
+        if not tensor.is_contiguous():
+            raise ValueError(f"a kernel needs a contiguous tensor, got strides {tensor.stride()}")
+
+
 def powers_of_rows(rows: Tensor, p: int) -> Tensor:
     """Sum of |x|^p of every row [..., n] of a contiguous tensor, in double [...]."""
+    _require_dense(rows)
     size = rows.new_empty(rows.shape[:-1], dtype=torch.float64)
     if size.numel():
         with checking():
@@ -43,6 +51,7 @@ def _powers_of_rows(rows, size, width, P: tl.constexpr, BLOCK: tl.constexpr):
 def weighted_rows(factors: Tensor, rows: Tensor, total: Tensor) -> None:
     """Write the sum over samples of factors [L, B] * rows [L, B, n] to a total [L, n], in the
     precision of the total. A row whose factor is zero counts for nothing, whatever it holds."""
+    _require_dense(factors, rows, total[0])
     lanes, samples, width = rows.shape
     block = min(256, triton.next_power_of_2(width))
     with checking():
@@ -68,7 +77,8 @@ def _weighted_rows(factors, rows, total, samples, width, lane_stride, BLOCK: tl.
 def kept_rows(rows: Tensor, factors: Tensor, *, scaled: bool) -> Tensor:
     """Rows [S, n] in the precision of the factors [S]: zeros where a factor is zero, whatever the
     row holds; the others as they are, or times their factors."""
-    kept = torch.empty_like(rows, dtype=factors.dtype)
+    _require_dense(rows, factors)
+    kept = torch.empty(rows.shape, dtype=factors.dtype, device=rows.device)
     count, width = rows.shape
     if kept.numel():
         block = min(_ROW, triton.next_power_of_2(width))
@@ -137,6 +147,7 @@ def _patches(
 def folded(cut: Tensor, window: Window, channels: int) -> Tensor:
     """The reverse of `patches`: [N, positions, high * wide * C], added up where they came from, as
     images [N, C, H, W] whose channels are last in memory."""
+    _require_dense(cut)
     samples = cut.shape[0]
     image = cut.new_empty(samples, *window.image, channels)
     broad = min(64, triton.next_power_of_2(channels))
@@ -234,6 +245,7 @@ def _pooled(
 
 def unpooled(back: Tensor, which: Tensor, window: Window) -> Tensor:
     """The gradient of the input of `pooled` [N, C, H, W] from that of what it gave."""
+    _require_dense(which)
     samples, channels = back.shape[:2]
     image = back.new_empty(samples, *window.image, channels)
     broad = min(64, triton.next_power_of_2(channels))
@@ -286,6 +298,7 @@ def fill_with_words(
     Philox 4x32 with ten rounds: a key has 64 bits for its key and 64 for the upper half of its
     counter, whose lower half counts pairs of words. `first` is even.
     """
+    _require_dense(flat, starts, sizes, keys)
     if longest:
         with checking():
             _fill_with_words[(len(sizes), triton.cdiv(longest, 2 * _WORDS))](
@@ -331,6 +344,7 @@ def _tile(width: int) -> tuple[int, int]:
 
 def signed_numbers(keys: Tensor, count: int) -> Tensor:
     """Uniform numbers in [-1, 1], never 0, of two words each, for every key [n, 4] so many."""
+    _require_dense(keys)
     signed = torch.empty(len(keys), count, dtype=torch.float64, device=keys.device)
     if signed.numel():
         with checking():
@@ -358,23 +372,24 @@ def add_rounded(noise: Tensor, sums: Tensor, noisy: Tensor, scales: Tensor) -> N
 
     `scales` [L, 2] has the grid in its second column.
     """
+    _require_dense(noise, scales, sums, noisy)
     lanes, columns = sums.shape
     if noise.numel():
         with checking():
             _add_rounded[(triton.cdiv(columns, _WORDS), lanes)](
-                noise, sums, noisy, scales, columns, sums.stride(0), noisy.stride(0), _WORDS
+                noise, sums, noisy, scales, columns, _WORDS
             )
 
 
 @triton.jit
-def _add_rounded(noise, sums, noisy, scales, columns, s_sums, s_noisy, BLOCK: tl.constexpr):
+def _add_rounded(noise, sums, noisy, scales, columns, BLOCK: tl.constexpr):
     lane = tl.program_id(1).to(tl.int64)
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < columns
     grid = tl.load(scales + 2 * lane + 1)
     drawn = tl.load(noise + lane * columns + place, mask=inside)
-    total = tl.load(sums + lane * s_sums + place, mask=inside).to(tl.float64)
-    tl.store(noisy + lane * s_noisy + place, _on_grid(drawn, total, grid), mask=inside)
+    total = tl.load(sums + lane * columns + place, mask=inside).to(tl.float64)
+    tl.store(noisy + lane * columns + place, _on_grid(drawn, total, grid), mask=inside)
 
 
 @triton.jit
@@ -400,17 +415,18 @@ def add_laplace(sums: Tensor, noisy: Tensor, keys: Tensor, scales: Tensor) -> No
 def _add_noise(
     kernel: Any, sums: Tensor, noisy: Tensor, keys: Tensor, scales: Tensor, draws: int
 ) -> None:
+    _require_dense(keys, scales, sums, noisy)
     lanes, columns = sums.shape
     if sums.numel():
         with checking():
             kernel[(triton.cdiv(draws, _WORDS), lanes)](
-                sums, noisy, keys, scales, columns, draws, sums.stride(0), noisy.stride(0), _WORDS
+                sums, noisy, keys, scales, columns, draws, _WORDS
             )
 
 
 @triton.jit
 def _gaussian(
-    sums, noisy, keys, scales, columns, half, s_sums, s_noisy, BLOCK: tl.constexpr
+    sums, noisy, keys, scales, columns, half, BLOCK: tl.constexpr
 ):  # fmt: skip
     lane = tl.program_id(1).to(tl.int64)
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -418,16 +434,16 @@ def _gaussian(
     radius = tl.sqrt(-2.0 * std * std * tl.log(tl.abs(_signed(keys, lane, place))))
     angle = _signed(keys, lane, half + place) * 3.141592653589793
     one, two = place < half, (place < half) & (half + place < columns)
-    first = tl.load(sums + lane * s_sums + place, mask=one, other=0.0).to(tl.float64)
-    second = tl.load(sums + lane * s_sums + half + place, mask=two, other=0.0).to(tl.float64)
-    out = noisy + lane * s_noisy + place
+    first = tl.load(sums + lane * columns + place, mask=one, other=0.0).to(tl.float64)
+    second = tl.load(sums + lane * columns + half + place, mask=two, other=0.0).to(tl.float64)
+    out = noisy + lane * columns + place
     tl.store(out, _on_grid(radius * tl.cos(angle), first, grid), mask=one)
     tl.store(out + half, _on_grid(radius * tl.sin(angle), second, grid), mask=two)
 
 
 @triton.jit
 def _laplace(
-    sums, noisy, keys, scales, columns, draws, s_sums, s_noisy, BLOCK: tl.constexpr
+    sums, noisy, keys, scales, columns, draws, BLOCK: tl.constexpr
 ):  # fmt: skip
     lane = tl.program_id(1).to(tl.int64)
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -436,5 +452,5 @@ def _laplace(
     signed = _signed(keys, lane, place)
     size = -scale * tl.log(tl.abs(signed))
     noise = tl.where(signed < 0, -size, size)
-    total = tl.load(sums + lane * s_sums + place, mask=inside, other=0.0).to(tl.float64)
-    tl.store(noisy + lane * s_noisy + place, _on_grid(noise, total, grid), mask=inside)
+    total = tl.load(sums + lane * columns + place, mask=inside, other=0.0).to(tl.float64)
+    tl.store(noisy + lane * columns + place, _on_grid(noise, total, grid), mask=inside)

@@ -98,6 +98,7 @@ class LaneModel:
         self._model.to(device)
         self._plain.to(device)
         self._layers.to(device)
+        self.graphs = PassGraphs()  # they know where buffers were
         return self
 
     @property

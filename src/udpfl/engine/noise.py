@@ -63,6 +63,7 @@ class MechanismNoiser(Noiser):
             raise InvalidInput(
                 "mechanisms", f"{len(self.mechanisms)} for {len(sums)} lanes with {len(keys)} keys"
             )
+        sums = sums.contiguous()
         noisy = torch.empty_like(sums, dtype=torch.float32)
         for mechanism, lanes in self._alike(sums):
             kernels = kernels_for(sums)

@@ -131,7 +131,9 @@ def train_round(
     nothing but a draw of its own decides, so it takes part in one release of each of the epochs.
     """
     stacks = [slice(start, start + limits.lanes) for start in range(0, len(lanes), limits.lanes)]
-    workers = min(limits.workers, len(stacks)) if model.reentrant else 1
+    # Threads would record and replay the same passes on a GPU, which one thread keeps busy.
+    several = model.reentrant and not parameters.is_cuda
+    workers = min(limits.workers, len(stacks)) if several else 1
 
     def trained(which: slice) -> tuple[Tensor, Tensor, Tensor]:
         own = lanes.part(which)
@@ -207,7 +209,7 @@ class _Part:
         return parameters, clipped / sampled.clamp(min=1), ratios / steps.clamp(min=1)
 
     def _random_layers(self, step: int, device: torch.device) -> AbstractContextManager[None]:
-        if self.shared or (self.model.reentrant and device.type != "cpu"):
+        if self.shared or (self.model.reentrant and device.type == "cuda"):
             return nullcontext()
         return self.stream.layers(_keys(self.lanes, self.round, step, "layers")[0], device)
 

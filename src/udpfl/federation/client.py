@@ -220,7 +220,7 @@ def _message(
     return ClientMessage(
         client.name,
         request.round,
-        {name: tensor[lane] for name, tensor in step.tensors.items()},
+        {name: tensor[lane].detach().clone() for name, tensor in step.tensors.items()},
         tuple(map(event_to_json, events)),
         {"declared_size": client.plan.declared_size},
     )

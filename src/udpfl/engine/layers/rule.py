@@ -196,17 +196,17 @@ def put_products(factors: Tensor, a: Tensor, b: Tensor, total: Tensor) -> None:
 
 def _scaled(factors: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """b times the factors, in their precision, and a."""
+    if (kernels := kernels_for(b)) is not None:
+        flat = factors.flatten().contiguous()
+        scaled, kept = (
+            kernels.kept_rows(t.reshape(len(flat), -1).contiguous(), flat, scaled=t is b)
+            for t in (b, a)
+        )
+        return scaled.view(b.shape), kept.view(a.shape)
     if b.device.type == "cpu":
         return b * factors[..., None, None], a
-    if (kernels := kernels_for(b)) is None:
-        keep = (factors != 0)[..., None, None]
-        return torch.where(keep, b * factors[..., None, None], 0.0), torch.where(keep, a, 0.0)
-    flat = factors.flatten().contiguous()
-    scaled, kept = (
-        kernels.kept_rows(t.reshape(len(flat), -1), flat, scaled=t is b).view(t.shape)
-        for t in (b, a)
-    )
-    return scaled, kept
+    keep = (factors != 0)[..., None, None]
+    return torch.where(keep, b * factors[..., None, None], 0.0), torch.where(keep, a, 0.0)
 
 
 def aligned(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
