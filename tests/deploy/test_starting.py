@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import sys
 import tomllib
 from datetime import UTC, datetime
 
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 
 from tests.deploy.memory import federation, memory
 from tests.site.samples import policy as small_policy
-from udpfl import InvalidInput
+from udpfl import InvalidInput, Unsupported
 from udpfl.cli.app import app as cli
 from udpfl.deploy import Federation, run_federation
 from udpfl.deploy.keys import make_keys
@@ -66,7 +67,7 @@ def test_a_folder_that_is_not_empty_is_refused(tmp_path):
         write_app(tmp_path / "app", sizes=[1, 1])
 
 
-def test_records_and_model_of_ones_own_plug_in(tmp_path):
+def test_records_and_model_of_ones_own_plug_in(tmp_path, monkeypatch):
     """As the README of the app says it."""
     app = write_app(tmp_path / "app", sizes=[400, 400, 400], rounds=2)
     for number, site in enumerate(app.sites):
@@ -81,15 +82,31 @@ def test_records_and_model_of_ones_own_plug_in(tmp_path):
     app.federation.write_text(own.replace('evaluate = "test"', 'evaluate = "none"'))
     sites = memory(tmp_path)
     sites.sites = {n: Policy.read(app.policy(site)) for n, site in enumerate(app.sites)}
-    import sys
-
-    sys.path.insert(0, str(app.folder))
-    try:
-        served = run_federation(Federation.read(app.federation), sites, out=tmp_path / "run")
-    finally:
-        sys.path.remove(str(app.folder))
+    monkeypatch.syspath_prepend(str(app.folder))
+    served = run_federation(Federation.read(app.federation), sites, out=tmp_path / "run")
     assert len(served.metrics) == 2
     assert next(served.model.parameters()).shape == (32, 8)
+
+
+def test_a_resumed_run_imports_what_the_apps_own_file_names_and_nothing_else(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "own_network.py").write_text(
+        "from torch import nn\n\n\ndef network(shape, outputs):\n    return nn.Linear(shape[0], outputs)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("udpfl.plugins._named", set())
+    models = [{"name": "own_network:network"}]
+    sites = memory(tmp_path, server={"models": models})
+    own = federation(model={"name": "own_network:network"}, training={"rounds": 2})
+    run_federation(own, sites, out=tmp_path / "run")
+    monkeypatch.setattr("udpfl.plugins._named", set())  # as in a new process
+    monkeypatch.delitem(sys.modules, "own_network")
+    with pytest.raises(Unsupported, match=r"federation\.toml of its app"):
+        run_federation(federation(training={"rounds": 2}), sites, resume=tmp_path / "run")
+    assert "own_network" not in sys.modules
+    served = run_federation(own, sites, resume=tmp_path / "run")
+    assert len(served.metrics) == 2
 
 
 def test_parts_have_even_sizes():
