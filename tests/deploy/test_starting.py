@@ -88,11 +88,10 @@ def test_records_and_model_of_ones_own_plug_in(tmp_path, monkeypatch):
     assert next(served.model.parameters()).shape == (32, 8)
 
 
-def test_a_resumed_run_imports_what_the_apps_own_file_names_and_nothing_else(
-    tmp_path, monkeypatch
-):
+def test_a_resumed_run_imports_what_the_apps_own_file_names_and_nothing_else(tmp_path, monkeypatch):
     (tmp_path / "own_network.py").write_text(
-        "from torch import nn\n\n\ndef network(shape, outputs):\n    return nn.Linear(shape[0], outputs)\n"
+        "from torch import nn\n\n\n"
+        "def network(shape, outputs):\n    return nn.Linear(shape[0], outputs)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr("udpfl.plugins._named", set())

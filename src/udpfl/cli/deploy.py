@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import time
 from datetime import datetime
 from pathlib import Path
@@ -17,7 +16,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from udpfl.cli._log import is_quiet
-from udpfl.errors import InvalidInput, UdpflError
 
 if TYPE_CHECKING:
     from udpfl.deploy.local import LocalFederation, Process
@@ -300,7 +298,12 @@ def resume(
     app: Annotated[Path, typer.Option(help="Folder of the Flower app.")] = Path("."),
     superlink: Annotated[
         str | None,
-        typer.Option(help="Connection of Flower's configuration; by default its default one."),
+        typer.Option(
+            metavar="NAME",
+            help="Connection of Flower's configuration with which the run was begun; by default "
+            "Flower's default one.",
+            show_default=False,
+        ),
     ] = None,
 ) -> None:
     """Go on with a deployed run after its last checkpoint, as a new run of Flower.
@@ -309,15 +312,8 @@ def resume(
 
     Example:
 
-    udpfl deploy resume runs/deployed-20260101-120000-ab12 --app my-federation
+    udpfl deploy resume runs/deployed-20260101-120000-ab12 --app my-federation --superlink mine
     """
-    from udpfl.deploy.local import command
+    from udpfl.deploy.resuming import resume_run
 
-    if not (app / "pyproject.toml").is_file():
-        raise InvalidInput("app", f"{str(app)!r} is not the folder of a Flower app")
-    place = run.absolute() if run.is_dir() else run
-    config = ["-c", f"resume={str(place)!r}"]
-    arguments = [command("flwr"), "run", str(app), *([superlink] if superlink else [])]
-    done = subprocess.run([*arguments, "--stream", *config], check=False)
-    if done.returncode:
-        raise UdpflError(f"flwr run ended with exit code {done.returncode}")
+    resume_run(run, app, superlink, typer.echo)
