@@ -137,7 +137,8 @@ def demo(
     """Train the embedded default on Flower: a server and sites as processes on this machine.
 
     SuperLink and SuperNodes are started with certificates and node keys, beside every SuperNode the
-    service that holds the site's records, policy and ledger. All of them end with the command.
+    service that holds the site's records, policy and ledger. All of them end with the command, also if it
+    is interrupted.
 
     Examples:
 
@@ -145,7 +146,7 @@ def demo(
 
     udpfl deploy demo --nodes 5 --no-tls
     """
-    from udpfl.deploy.local import LocalFederation
+    from udpfl.deploy.local import LocalFederation, ended_by_signals
     from udpfl.deploy.starting import part_sizes, write_app
 
     stamp = f"{datetime.now():%Y%m%d-%H%M%S}"
@@ -154,7 +155,7 @@ def demo(
     minutes = rounds * _SECONDS_A_ROUND / 60
     _say(f"{nodes} sites, {rounds} rounds, about {minutes:.0f} minutes; logs in {folder / 'logs'}")
     out = folder.absolute() / "run"
-    with LocalFederation(app, tls=tls) as federation:
+    with ended_by_signals(), LocalFederation(app, tls=tls) as federation:
         _say("starting the SuperLink, and a service and a SuperNode for every site")
         federation.start()
         _follow(federation.submit(out=str(out)))
