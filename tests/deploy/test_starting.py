@@ -128,7 +128,9 @@ def test_keys_are_made_once_and_read_by_nobody_else(tmp_path):
     assert [str(own) for own in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.5"]
     assert certificate.not_valid_after_utc > datetime.now(UTC)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    said(*words, "--site", "clinic-a", "--site", "clinic-b")
+    again = said(*words, "--site", "clinic-a", "--site", "clinic-b")
+    assert "kept, made for fl.example.org, 10.0.0.5" in again
+    assert again.count("kept") == 2
     assert {path: path.read_bytes() for path in before} == before
     assert (folder / "sites" / "clinic-b.pub").is_file()
 
@@ -138,8 +140,35 @@ def test_a_site_makes_its_own_key_and_no_certificate(tmp_path):
     assert sorted(os.listdir(made.folder)) == ["sites"]
     with pytest.raises(InvalidInput, match="host"):
         make_keys(tmp_path / "other", [], [])
-    with pytest.raises(InvalidInput, match="name of a file"):
+    with pytest.raises(InvalidInput, match="at most 64 letters"):
         make_keys(tmp_path / "other", [], ["../up"])
+
+
+def test_a_certificate_for_another_host_is_not_passed_off_as_made(tmp_path):
+    make_keys(tmp_path / "keys", ["a.example.org", "10.0.0.5", "::1"], [])
+    with pytest.raises(InvalidInput, match=r"made for a\.example\.org, 10\.0\.0\.5, ::1, and not "):
+        make_keys(tmp_path / "keys", ["a.example.org", "b.example.org"], ["clinic-a"])
+    assert not (tmp_path / "keys" / "sites" / "clinic-a").exists()
+    assert make_keys(tmp_path / "keys", ["A.example.org", "0:0::1"], []).hosts()[0].startswith("a.")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "sites"),
+    [
+        (["bad host"], []),
+        (["10.0.0.256"], []),
+        (["fl.example.org:8000"], []),
+        (["-a.example.org"], []),
+        ([""], []),
+        ([], ["Klinik Süd"]),
+        ([], ["a" * 65]),
+        ([], [""]),
+    ],
+)
+def test_names_that_nobody_can_have_get_no_key(tmp_path, hosts, sites):
+    with pytest.raises(InvalidInput):
+        make_keys(tmp_path / "keys", hosts, sites)
+    assert not (tmp_path / "keys").exists()
 
 
 def test_the_status_of_a_run_is_what_sites_reported(tmp_path):

@@ -94,19 +94,26 @@ def keys(
 
     udpfl deploy keys keys --site clinic-a
     """
-    from udpfl.deploy.keys import SHUFFLER, make_keys, make_seal
+    from udpfl.deploy.keys import SHUFFLER, Keys, check_names, make_keys, make_seal
 
+    hosts, sites = host or [], site or []
+    check_names(hosts, sites)
     if shuffler:
         path, public = make_seal(dir_, SHUFFLER)
         typer.echo(f"shuffler: {path}; for the policies of the sites: public_key = {public!r}")
-        if not host and not site:
+        if not hosts and not sites:
             return
-    made = make_keys(dir_, host or [], site or [], days)
-    if host:
+    there = Keys(dir_)
+    made_for = there.hosts()
+    kept = {name for name in sites if there.site(name).exists()}
+    made = make_keys(dir_, hosts, sites, days)
+    if hosts:
         typer.echo(f"CA: {made.ca}, for everybody (its key lies beside it: keep it off the server)")
-        typer.echo(f"server: {made.certificate} and {made.key}")
-    for name in site or []:
-        typer.echo(f"{name}: {made.site(name)}, for this site alone; to register: ", nl=False)
+        holds = f" (kept, made for {', '.join(made_for)})" if made_for else ""
+        typer.echo(f"server: {made.certificate} and {made.key}{holds}")
+    for name in sites:
+        own = "kept, " if name in kept else ""
+        typer.echo(f"{name}: {made.site(name)}, {own}for this site alone; to register: ", nl=False)
         typer.echo(f"flwr supernode register {made.public(name)} SUPERLINK --name {name}")
         if seal:
             path, public = make_seal(dir_ / "sites", name)
@@ -137,8 +144,8 @@ def demo(
     """Train the embedded default on Flower: a server and sites as processes on this machine.
 
     SuperLink and SuperNodes are started with certificates and node keys, beside every SuperNode the
-    service that holds the site's records, policy and ledger. All of them end with the command, also if it
-    is interrupted.
+    service that holds the site's records, policy and ledger. All of them end with the command,
+    also if it is interrupted.
 
     Examples:
 
