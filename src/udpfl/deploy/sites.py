@@ -11,7 +11,8 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -35,6 +36,8 @@ _DESCRIBE = 60.0
 """Seconds within which a node has to say which site it is."""
 _AGAIN = 20.0
 """Seconds after which a node that did not is asked again."""
+_SAID_EVERY = 10.0
+"""Seconds after which the log says again which sites are waited for."""
 
 
 class RunPaused(UdpflError):
@@ -127,9 +130,43 @@ class Directory:
 def gather(directory: Directory, deploy: DeployConfig, wanted: int) -> list[str]:
     """Wait until the sites of a federation are there; their names, in the order that counts.
 
+    The log says now and then who is there.
+
     Raises:
         RunPaused: They did not come in time.
     """
+    with _said_again(lambda: _log_waiting(directory, deploy, wanted)):
+        return _gathered(directory, deploy, wanted)
+
+
+@contextmanager
+def _said_again(say: Callable[[], None]) -> Iterator[None]:
+    """Say something every few seconds, from a thread of its own."""
+    over = threading.Event()
+
+    def again() -> None:
+        while not over.wait(_SAID_EVERY):
+            say()
+
+    threading.Thread(target=again, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _log_waiting(directory: Directory, deploy: DeployConfig, wanted: int) -> None:
+    known = list(deploy.sites) or sorted(directory.facts)
+    there = [site for site in known if directory.node_of(site) is not None]
+    missing = [site for site in known if site not in there]
+    if deploy.shuffler == "node" and directory.shuffler is None:
+        missing.append("the shuffler")
+    said = f" ({', '.join(there)})" if there else ""
+    said += f"; {', '.join(missing)} missing" if missing else ""
+    log.info("waiting for %d sites, %d are there%s", wanted, len(there), said)
+
+
+def _gathered(directory: Directory, deploy: DeployConfig, wanted: int) -> list[str]:
     ends = time.monotonic() + deploy.start_timeout
     while True:
         directory.look()
