@@ -28,7 +28,11 @@ class InvalidInput(UdpflError, ValueError):
         super().__init__(f"{parameter}: {message}")
 
 
-class UnknownKey(InvalidInput):
+class WrongKey(InvalidInput):
+    """A key of a file that is missing, or whose value is wrong."""
+
+
+class UnknownKey(WrongKey):
     """A key that no configuration has."""
 
 

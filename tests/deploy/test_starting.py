@@ -17,6 +17,7 @@ from tests.deploy.memory import federation, memory
 from tests.site.samples import policy as small_policy
 from udpfl import InvalidInput, Unsupported
 from udpfl.cli.app import app as cli
+from udpfl.cli.app import call
 from udpfl.deploy import Federation, run_federation
 from udpfl.deploy.keys import make_keys
 from udpfl.deploy.starting import part_sizes, write_app
@@ -215,3 +216,22 @@ def test_a_federation_that_cannot_be_is_refused(values, key):
     with pytest.raises(InvalidInput) as error:
         Federation.of(values)
     assert key in dict(error.value.problems)
+
+
+def refused(capfd, *words):
+    assert call([str(word) for word in words]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    return line.removeprefix("udpfl: error: ")
+
+
+def test_what_is_wrong_is_called_as_the_command_line_calls_it(tmp_path, capfd):
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "mine").write_text("")
+    assert refused(capfd, "deploy", "init", full).startswith("DIR: ")
+    assert refused(capfd, "deploy", "demo", "--dir", full).startswith("--dir: ")
+    assert refused(capfd, "deploy", "shuffler", full / "x.toml").startswith("CONFIG: there is no")
+    empty = tmp_path / "empty.toml"
+    empty.write_text("")
+    assert refused(capfd, "deploy", "shuffler", empty).startswith("sites: is missing")
+    assert refused(capfd, "site", "check", empty).startswith("name: is missing")

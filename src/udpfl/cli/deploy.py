@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from udpfl.cli._log import is_quiet
+from udpfl.errors import InvalidInput
 
 if TYPE_CHECKING:
     from udpfl.deploy.local import LocalFederation, Process
@@ -54,12 +55,21 @@ def init(
 
     udpfl deploy init my-federation --sites 5 --rounds 20
     """
-    from udpfl.deploy.starting import part_sizes, write_app
-
-    app = write_app(dir_, sizes=part_sizes(_RECORDS, sites), rounds=rounds)
+    app = _new_app(dir_, "DIR", sites, rounds)
     typer.echo(f"wrote {app.folder}: read {app.folder / 'README.md'} first")
     typer.echo(f"what is trained: {app.federation}")
     typer.echo(f"what a site allows: {app.policy(app.sites[0])}")
+
+
+def _new_app(folder: Path, said_as: str, sites: int, rounds: int) -> App:
+    """An app in a folder that the command line has named as `said_as`."""
+    from udpfl.deploy.starting import part_sizes, write_app
+
+    try:
+        return write_app(folder, sizes=part_sizes(_RECORDS, sites), rounds=rounds)
+    except InvalidInput as error:
+        name = said_as if error.parameter == "folder" else error.parameter
+        raise InvalidInput(name, error.message) from None
 
 
 @deploy.command()
@@ -154,11 +164,10 @@ def demo(
     udpfl deploy demo --nodes 5 --no-tls
     """
     from udpfl.deploy.local import LocalFederation, ended_by_signals
-    from udpfl.deploy.starting import part_sizes, write_app
 
     stamp = f"{datetime.now():%Y%m%d-%H%M%S}"
     folder = dir_ or Path("deployments") / f"demo-{stamp}-{os.getpid() % 10_000:04d}"
-    app = write_app(folder, sizes=part_sizes(_RECORDS, nodes), rounds=rounds)
+    app = _new_app(folder, "dir", nodes, rounds)
     minutes = rounds * _SECONDS_A_ROUND / 60
     _say(f"{nodes} sites, {rounds} rounds, about {minutes:.0f} minutes; logs in {folder / 'logs'}")
     out = folder.absolute() / "run"

@@ -70,7 +70,7 @@ class ShufflerConfig(Section):
     @classmethod
     def read(cls, path: str | Path) -> ShufflerConfig:
         """From a TOML file; paths in it are seen from the folder of the file."""
-        own, folder = cls.of(read(path, "shuffler")), Path(path).absolute().parent
+        own, folder = cls.of(read(path, "config")), Path(path).absolute().parent
         places = {"state": str(folder / own.state), "key": str(folder / own.key)}
         return own.model_copy(update=places)
 

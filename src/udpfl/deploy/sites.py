@@ -26,6 +26,7 @@ from udpfl.deploy.transport import Node, NodeId, NoReply, Reply, Transport
 from udpfl.errors import InvalidInput, UdpflError
 from udpfl.federation.request import Answers, Request
 from udpfl.federation.stages.trusted_server import Store
+from udpfl.site.reasons import plain
 from udpfl.site.wire import NO_HEAD, SiteAnswer, SiteFacts, SiteRequest
 
 log = logging.getLogger(__name__)
@@ -161,9 +162,10 @@ def _log_waiting(directory: Directory, deploy: DeployConfig, wanted: int) -> Non
     missing = [site for site in known if site not in there]
     if deploy.shuffler == "node" and directory.shuffler is None:
         missing.append("the shuffler")
-    said = f" ({', '.join(there)})" if there else ""
+    said = f"waiting for {wanted} sites, {len(there)} are there"
+    said += f" ({', '.join(there)})" if there else ""
     said += f"; {', '.join(missing)} missing" if missing else ""
-    log.info("waiting for %d sites, %d are there%s", wanted, len(there), said)
+    log.info("%s", plain(said))
 
 
 def _gathered(directory: Directory, deploy: DeployConfig, wanted: int) -> list[str]:
