@@ -426,9 +426,9 @@ class RemoteSites:
     def _note(self, answer: SiteAnswer, round_: int) -> None:
         """Keep what a site says of its ledger, before its message is used."""
         stated, what = answer.privacy, "refused" if answer.refused else "answered"
-        plain = None if stated is None else stated.to_dict()
+        said = None if stated is None else stated.to_dict()
         with self._lock:
-            note = Note(answer.site, round_, what, answer.refused, answer.head, plain)
+            note = Note(answer.site, round_, what, answer.refused, answer.head, said)
             self._journal.add(note)
             if answer.head.number >= self._heads.get(answer.site, NO_HEAD).number:
                 self._heads[answer.site] = answer.head
