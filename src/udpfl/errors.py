@@ -29,11 +29,7 @@ class InvalidInput(UdpflError, ValueError):
 
 
 class WrongKey(InvalidInput):
-    """A key of a file that is missing, or whose value is wrong."""
-
-
-class UnknownKey(WrongKey):
-    """A key that no configuration has."""
+    """A key of a file that is missing or unknown, or whose value is wrong."""
 
 
 class Unsupported(UdpflError):

@@ -329,7 +329,7 @@ def resume(
 
     Example:
 
-    udpfl deploy resume runs/deployed-20260101-120000-ab12 --app my-federation --superlink mine
+    udpfl deploy resume runs/first --app my-federation --superlink mine
     """
     from udpfl.deploy.resuming import resume_run
 
