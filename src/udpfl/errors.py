@@ -28,8 +28,8 @@ class InvalidInput(UdpflError, ValueError):
         super().__init__(f"{parameter}: {message}")
 
 
-class UnknownKey(InvalidInput):
-    """A key that no configuration has."""
+class WrongKey(InvalidInput):
+    """A key of a file that is missing or unknown, or whose value is wrong."""
 
 
 class Unsupported(UdpflError):

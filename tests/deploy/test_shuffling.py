@@ -16,7 +16,7 @@ from udpfl.deploy import RunPaused, run_federation
 from udpfl.deploy.keys import make_seal
 from udpfl.deploy.shuffling import ShufflerConfig, ShufflerParty, pack, unpack
 from udpfl.deploy.transport import Node, Reply
-from udpfl.errors import Refused
+from udpfl.errors import Refused, WrongKey
 from udpfl.site.sealing import Letter, read_key, seal
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -216,3 +216,25 @@ def test_a_shuffler_that_is_not_there_is_waited_for(tmp_path):
         )
     with pytest.raises(InvalidInput, match="shuffle"):
         federation(DEPLOY)
+
+
+@pytest.mark.parametrize(
+    "text", ["public key that deploy keys --seal printed", "…", "AAAA", "!" * 44]
+)
+def test_what_is_no_public_key_is_refused_before_any_round(tmp_path, text):
+    path, _ = make_seal(tmp_path, "shuffler")
+    _, good = make_seal(tmp_path, "client-0")
+    config = {"key": str(path), "state": str(tmp_path / "mixed")}
+    with pytest.raises(WrongKey, match=r"^sites\.client-1: must be what") as error:
+        ShufflerParty(ShufflerConfig.of({**config, "sites": {"client-0": good, "client-1": text}}))
+    assert [key for key, _ in error.value.problems] == ["sites.client-1"]
+
+
+def test_a_key_of_two_sites_and_a_missing_private_one_are_refused(tmp_path):
+    path, _ = make_seal(tmp_path, "shuffler")
+    _, good = make_seal(tmp_path, "client-0")
+    config = {"key": str(path), "state": str(tmp_path / "mixed")}
+    with pytest.raises(WrongKey, match=r"^sites\.b: is the key of a"):
+        ShufflerParty(ShufflerConfig.of({**config, "sites": {"a": good, "b": good}}))
+    with pytest.raises(WrongKey, match=r"^key: cannot read"):
+        ShufflerParty(ShufflerConfig.of({"key": str(tmp_path / "none"), "sites": {"a": good}}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import shutil
 import threading
 
@@ -226,10 +227,14 @@ def test_a_node_that_claims_to_be_another_site_is_left_out(tmp_path, caplog):
     assert charged(sites)[0] == 4
 
 
-def test_sites_that_do_not_come_are_waited_for_and_named(tmp_path):
-    own = federation({"sites": ["client-0", "client-1", "client-7"], "start_timeout": 0.3})
+def test_sites_that_do_not_come_are_waited_for_and_named(tmp_path, monkeypatch, caplog):
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr("udpfl.deploy.sites._SAID_EVERY", 0.4)
+    own = federation({"sites": ["client-0", "client-1", "client-7"], "start_timeout": 1.5})
     with pytest.raises(RunPaused, match="client-7 missing"):
         run_federation(own, memory(tmp_path), out=tmp_path / "run")
+    said = "waiting for 3 sites, 2 are there (client-0, client-1); client-7 missing"
+    assert caplog.text.count(said) >= 1
     assert not (tmp_path / "run").exists()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import sys
 import tomllib
 from datetime import UTC, datetime
 
@@ -14,8 +15,9 @@ from typer.testing import CliRunner
 
 from tests.deploy.memory import federation, memory
 from tests.site.samples import policy as small_policy
-from udpfl import InvalidInput
+from udpfl import InvalidInput, Unsupported
 from udpfl.cli.app import app as cli
+from udpfl.cli.app import call
 from udpfl.deploy import Federation, run_federation
 from udpfl.deploy.keys import make_keys
 from udpfl.deploy.starting import part_sizes, write_app
@@ -66,7 +68,7 @@ def test_a_folder_that_is_not_empty_is_refused(tmp_path):
         write_app(tmp_path / "app", sizes=[1, 1])
 
 
-def test_records_and_model_of_ones_own_plug_in(tmp_path):
+def test_records_and_model_of_ones_own_plug_in(tmp_path, monkeypatch):
     """As the README of the app says it."""
     app = write_app(tmp_path / "app", sizes=[400, 400, 400], rounds=2)
     for number, site in enumerate(app.sites):
@@ -81,15 +83,30 @@ def test_records_and_model_of_ones_own_plug_in(tmp_path):
     app.federation.write_text(own.replace('evaluate = "test"', 'evaluate = "none"'))
     sites = memory(tmp_path)
     sites.sites = {n: Policy.read(app.policy(site)) for n, site in enumerate(app.sites)}
-    import sys
-
-    sys.path.insert(0, str(app.folder))
-    try:
-        served = run_federation(Federation.read(app.federation), sites, out=tmp_path / "run")
-    finally:
-        sys.path.remove(str(app.folder))
+    monkeypatch.syspath_prepend(str(app.folder))
+    served = run_federation(Federation.read(app.federation), sites, out=tmp_path / "run")
     assert len(served.metrics) == 2
     assert next(served.model.parameters()).shape == (32, 8)
+
+
+def test_a_resumed_run_imports_what_the_apps_own_file_names_and_nothing_else(tmp_path, monkeypatch):
+    (tmp_path / "own_network.py").write_text(
+        "from torch import nn\n\n\n"
+        "def network(shape, outputs):\n    return nn.Linear(shape[0], outputs)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("udpfl.plugins._named", set())
+    models = [{"name": "own_network:network"}]
+    sites = memory(tmp_path, server={"models": models})
+    own = federation(model={"name": "own_network:network"}, training={"rounds": 2})
+    run_federation(own, sites, out=tmp_path / "run")
+    monkeypatch.setattr("udpfl.plugins._named", set())  # as in a new process
+    monkeypatch.delitem(sys.modules, "own_network")
+    with pytest.raises(Unsupported, match=r"federation\.toml of its app"):
+        run_federation(federation(training={"rounds": 2}), sites, resume=tmp_path / "run")
+    assert "own_network" not in sys.modules
+    served = run_federation(own, sites, resume=tmp_path / "run")
+    assert len(served.metrics) == 2
 
 
 def test_parts_have_even_sizes():
@@ -112,7 +129,9 @@ def test_keys_are_made_once_and_read_by_nobody_else(tmp_path):
     assert [str(own) for own in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.5"]
     assert certificate.not_valid_after_utc > datetime.now(UTC)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    said(*words, "--site", "clinic-a", "--site", "clinic-b")
+    again = said(*words, "--site", "clinic-a", "--site", "clinic-b")
+    assert "kept, made for fl.example.org, 10.0.0.5" in again
+    assert again.count("kept") == 2
     assert {path: path.read_bytes() for path in before} == before
     assert (folder / "sites" / "clinic-b.pub").is_file()
 
@@ -122,8 +141,35 @@ def test_a_site_makes_its_own_key_and_no_certificate(tmp_path):
     assert sorted(os.listdir(made.folder)) == ["sites"]
     with pytest.raises(InvalidInput, match="host"):
         make_keys(tmp_path / "other", [], [])
-    with pytest.raises(InvalidInput, match="name of a file"):
+    with pytest.raises(InvalidInput, match="at most 64 letters"):
         make_keys(tmp_path / "other", [], ["../up"])
+
+
+def test_a_certificate_for_another_host_is_not_passed_off_as_made(tmp_path):
+    make_keys(tmp_path / "keys", ["a.example.org", "10.0.0.5", "::1"], [])
+    with pytest.raises(InvalidInput, match=r"made for a\.example\.org, 10\.0\.0\.5, ::1, and not "):
+        make_keys(tmp_path / "keys", ["a.example.org", "b.example.org"], ["clinic-a"])
+    assert not (tmp_path / "keys" / "sites" / "clinic-a").exists()
+    assert make_keys(tmp_path / "keys", ["A.example.org", "0:0::1"], []).hosts()[0].startswith("a.")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "sites"),
+    [
+        (["bad host"], []),
+        (["10.0.0.256"], []),
+        (["fl.example.org:8000"], []),
+        (["-a.example.org"], []),
+        ([""], []),
+        ([], ["Klinik Süd"]),
+        ([], ["a" * 65]),
+        ([], [""]),
+    ],
+)
+def test_names_that_nobody_can_have_get_no_key(tmp_path, hosts, sites):
+    with pytest.raises(InvalidInput):
+        make_keys(tmp_path / "keys", hosts, sites)
+    assert not (tmp_path / "keys").exists()
 
 
 def test_the_status_of_a_run_is_what_sites_reported(tmp_path):
@@ -170,3 +216,22 @@ def test_a_federation_that_cannot_be_is_refused(values, key):
     with pytest.raises(InvalidInput) as error:
         Federation.of(values)
     assert key in dict(error.value.problems)
+
+
+def refused(capfd, *words):
+    assert call([str(word) for word in words]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    return line.removeprefix("udpfl: error: ")
+
+
+def test_what_is_wrong_is_called_as_the_command_line_calls_it(tmp_path, capfd):
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "mine").write_text("")
+    assert refused(capfd, "deploy", "init", full).startswith("DIR: ")
+    assert refused(capfd, "deploy", "demo", "--dir", full).startswith("--dir: ")
+    assert refused(capfd, "deploy", "shuffler", full / "x.toml").startswith("CONFIG: there is no")
+    empty = tmp_path / "empty.toml"
+    empty.write_text("")
+    assert refused(capfd, "deploy", "shuffler", empty).startswith("sites: is missing")
+    assert refused(capfd, "site", "check", empty).startswith("name: is missing")

@@ -11,7 +11,7 @@ import typer
 from udpfl._version import __version__
 from udpfl.cli._log import set_up_log
 from udpfl.cli._verbs import Verbs
-from udpfl.errors import BudgetExceeded, InvalidInput, UdpflError, UnknownKey
+from udpfl.errors import BudgetExceeded, InvalidInput, UdpflError, WrongKey
 
 # Typer wraps meanings to the width of the terminal, and zsh takes the line breaks for text.
 if "_UDPFL_COMPLETE" in os.environ:
@@ -62,7 +62,7 @@ def call(arguments: list[str] | None = None) -> int:
     try:
         code = app(args=arguments, standalone_mode=False)
     except InvalidInput as error:
-        is_key = isinstance(error, UnknownKey)
+        is_key = isinstance(error, WrongKey)
         name = error.parameter if is_key else _spelled(error.parameter)
         code = _fail(f"{name}: {error.message}")
     except BudgetExceeded as error:
@@ -80,9 +80,14 @@ def call(arguments: list[str] | None = None) -> int:
 
 
 def _spelled(parameter: str) -> str:
-    """A configuration key as it is written in a file, anything else as an option."""
+    """A configuration key as it is written in a file, anything else as an option.
+
+    What is in capitals already is an argument.
+    """
     from udpfl.config import Config
 
+    if parameter.isupper():
+        return parameter
     if parameter in ("config", "ledger", "client", "file", "run", "policy"):
         return parameter.upper()  # arguments without a name of their own
     key = "." in parameter or parameter in Config.model_fields

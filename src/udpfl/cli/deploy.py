@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import time
 from datetime import datetime
 from pathlib import Path
@@ -17,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from udpfl.cli._log import is_quiet
-from udpfl.errors import InvalidInput, UdpflError
+from udpfl.errors import InvalidInput
 
 if TYPE_CHECKING:
     from udpfl.deploy.local import LocalFederation, Process
@@ -56,12 +55,21 @@ def init(
 
     udpfl deploy init my-federation --sites 5 --rounds 20
     """
-    from udpfl.deploy.starting import part_sizes, write_app
-
-    app = write_app(dir_, sizes=part_sizes(_RECORDS, sites), rounds=rounds)
+    app = _new_app(dir_, "DIR", sites, rounds)
     typer.echo(f"wrote {app.folder}: read {app.folder / 'README.md'} first")
     typer.echo(f"what is trained: {app.federation}")
     typer.echo(f"what a site allows: {app.policy(app.sites[0])}")
+
+
+def _new_app(folder: Path, said_as: str, sites: int, rounds: int) -> App:
+    """An app in a folder that the command line has named as `said_as`."""
+    from udpfl.deploy.starting import part_sizes, write_app
+
+    try:
+        return write_app(folder, sizes=part_sizes(_RECORDS, sites), rounds=rounds)
+    except InvalidInput as error:
+        name = said_as if error.parameter == "folder" else error.parameter
+        raise InvalidInput(name, error.message) from None
 
 
 @deploy.command()
@@ -96,19 +104,26 @@ def keys(
 
     udpfl deploy keys keys --site clinic-a
     """
-    from udpfl.deploy.keys import SHUFFLER, make_keys, make_seal
+    from udpfl.deploy.keys import SHUFFLER, Keys, check_names, make_keys, make_seal
 
+    hosts, sites = host or [], site or []
+    check_names(hosts, sites)
     if shuffler:
         path, public = make_seal(dir_, SHUFFLER)
         typer.echo(f"shuffler: {path}; for the policies of the sites: public_key = {public!r}")
-        if not host and not site:
+        if not hosts and not sites:
             return
-    made = make_keys(dir_, host or [], site or [], days)
-    if host:
+    there = Keys(dir_)
+    made_for = there.hosts()
+    kept = {name for name in sites if there.site(name).exists()}
+    made = make_keys(dir_, hosts, sites, days)
+    if hosts:
         typer.echo(f"CA: {made.ca}, for everybody (its key lies beside it: keep it off the server)")
-        typer.echo(f"server: {made.certificate} and {made.key}")
-    for name in site or []:
-        typer.echo(f"{name}: {made.site(name)}, for this site alone; to register: ", nl=False)
+        holds = f" (kept, made for {', '.join(made_for)})" if made_for else ""
+        typer.echo(f"server: {made.certificate} and {made.key}{holds}")
+    for name in sites:
+        own = "kept, " if name in kept else ""
+        typer.echo(f"{name}: {made.site(name)}, {own}for this site alone; to register: ", nl=False)
         typer.echo(f"flwr supernode register {made.public(name)} SUPERLINK --name {name}")
         if seal:
             path, public = make_seal(dir_ / "sites", name)
@@ -139,7 +154,8 @@ def demo(
     """Train the embedded default on Flower: a server and sites as processes on this machine.
 
     SuperLink and SuperNodes are started with certificates and node keys, beside every SuperNode the
-    service that holds the site's records, policy and ledger. All of them end with the command.
+    service that holds the site's records, policy and ledger. All of them end with the command,
+    also if it is interrupted.
 
     Examples:
 
@@ -147,16 +163,15 @@ def demo(
 
     udpfl deploy demo --nodes 5 --no-tls
     """
-    from udpfl.deploy.local import LocalFederation
-    from udpfl.deploy.starting import part_sizes, write_app
+    from udpfl.deploy.local import LocalFederation, ended_by_signals
 
     stamp = f"{datetime.now():%Y%m%d-%H%M%S}"
     folder = dir_ or Path("deployments") / f"demo-{stamp}-{os.getpid() % 10_000:04d}"
-    app = write_app(folder, sizes=part_sizes(_RECORDS, nodes), rounds=rounds)
+    app = _new_app(folder, "dir", nodes, rounds)
     minutes = rounds * _SECONDS_A_ROUND / 60
     _say(f"{nodes} sites, {rounds} rounds, about {minutes:.0f} minutes; logs in {folder / 'logs'}")
     out = folder.absolute() / "run"
-    with LocalFederation(app, tls=tls) as federation:
+    with ended_by_signals(), LocalFederation(app, tls=tls) as federation:
         _say("starting the SuperLink, and a service and a SuperNode for every site")
         federation.start()
         _follow(federation.submit(out=str(out)))
@@ -300,7 +315,12 @@ def resume(
     app: Annotated[Path, typer.Option(help="Folder of the Flower app.")] = Path("."),
     superlink: Annotated[
         str | None,
-        typer.Option(help="Connection of Flower's configuration; by default its default one."),
+        typer.Option(
+            metavar="NAME",
+            help="Connection of Flower's configuration with which the run was begun; by default "
+            "Flower's default one.",
+            show_default=False,
+        ),
     ] = None,
 ) -> None:
     """Go on with a deployed run after its last checkpoint, as a new run of Flower.
@@ -309,15 +329,8 @@ def resume(
 
     Example:
 
-    udpfl deploy resume runs/deployed-20260101-120000-ab12 --app my-federation
+    udpfl deploy resume runs/first --app my-federation --superlink mine
     """
-    from udpfl.deploy.local import command
+    from udpfl.deploy.resuming import resume_run
 
-    if not (app / "pyproject.toml").is_file():
-        raise InvalidInput("app", f"{str(app)!r} is not the folder of a Flower app")
-    place = run.absolute() if run.is_dir() else run
-    config = ["-c", f"resume={str(place)!r}"]
-    arguments = [command("flwr"), "run", str(app), *([superlink] if superlink else [])]
-    done = subprocess.run([*arguments, "--stream", *config], check=False)
-    if done.returncode:
-        raise UdpflError(f"flwr run ended with exit code {done.returncode}")
+    resume_run(run, app, superlink, typer.echo)

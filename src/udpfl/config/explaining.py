@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from udpfl.config.documents import allowed, known_keys, sections_of
 from udpfl.config.models import Config
-from udpfl.config.section import Section, Unknown, refusal
+from udpfl.config.section import Section, refusal
 from udpfl.errors import InvalidInput
 
 # What other libraries call our keys.
@@ -95,7 +95,7 @@ def _unknown(key: str, value: Any, kind: type[Section]) -> Iterator[tuple[str, s
         for name, inner in value.items():
             yield from _unknown(f"{key}.{name}", inner, kind)
         return
-    yield key, Unknown(f"unknown key (value {value!r}); {hint(key, kind)}")
+    yield key, f"unknown key (value {value!r}); {hint(key, kind)}"
 
 
 def hint(key: str, kind: type[Section] = Config) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from udpfl.config.unused import unused_keys
-from udpfl.errors import InvalidInput, UnknownKey
+from udpfl.errors import InvalidInput, WrongKey
 
 
 def _plain(value: Any) -> Any:
@@ -60,11 +60,6 @@ def refusal(problems: Iterable[tuple[str, str]]) -> InvalidInput:
     """All problems in one error, under the name of the first."""
     every = tuple(problems)
     (key, message), *others = every
-    kind = UnknownKey if isinstance(message, Unknown) else InvalidInput
-    error = kind(key, "; ".join([message, *(f"{k}: {why}" for k, why in others)]))
+    error = WrongKey(key, "; ".join([message, *(f"{k}: {why}" for k, why in others)]))
     error.problems = every
     return error
-
-
-class Unknown(str):
-    """What is said of a key that no configuration has."""

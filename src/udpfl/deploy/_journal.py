@@ -19,7 +19,8 @@ from udpfl.ledger.chain import Head
 from udpfl.runs.writing import append_line
 from udpfl.site.wire import NO_HEAD, head_from
 
-_FILE = "sites.jsonl"
+JOURNAL = "sites.jsonl"
+"""The name of its file."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,11 @@ class Journal:
             **({"head": list(note.head)} if note.head.number else {}),
             **({"privacy": dict(note.privacy)} if note.privacy else {}),
         }
-        append_line(self.folder / _FILE, json.dumps(line))
+        append_line(self.folder / JOURNAL, json.dumps(line))
 
     def notes(self) -> Iterator[Note]:
         """Every line; one that a crash cut short is left out."""
-        path = self.folder / _FILE
+        path = self.folder / JOURNAL
         for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
             try:
                 own = json.loads(line)

@@ -8,10 +8,13 @@ further certificates: keep it off the server.
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
 
 from udpfl.errors import InvalidInput, MissingExtra
 from udpfl.runs.writing import write_secret
@@ -28,6 +31,9 @@ CA, CA_KEY, SERVER, SERVER_KEY = "ca.crt", "ca.key", "server.crt", "server.key"
 SHUFFLER = "shuffler"
 """Stands for the shuffler among the names of sites."""
 _CURVE = ec.SECP384R1()
+_LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_HOST = re.compile(rf"(\*\.)?({_LABEL}\.)*(?![0-9]+$){_LABEL}")
+_LONGEST_HOST = 253
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,18 @@ class Keys:
     def key(self) -> Path:
         """That of the server, for the server alone."""
         return self.folder / SERVER_KEY
+
+    def hosts(self) -> list[str]:
+        """Names and addresses for which the server's certificate holds; none without one."""
+        if not self.certificate.exists():
+            return []
+        try:
+            found = x509.load_pem_x509_certificate(self.certificate.read_bytes())
+            names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        except (ValueError, x509.ExtensionNotFound):
+            raise InvalidInput("host", f"{self.certificate} is not a certificate of ours") from None
+        addresses = names.get_values_for_type(x509.IPAddress)
+        return [*names.get_values_for_type(x509.DNSName), *map(str, addresses)]
 
     def site(self, name: str) -> Path:
         """The private key of a site, for that site alone; beside it lies the public one."""
@@ -77,14 +95,15 @@ def make_keys(
         The folder.
 
     Raises:
-        InvalidInput: There is neither a host nor a site, or a name cannot be the name of a file.
+        InvalidInput: There is neither a host nor a site, a name is none that a policy takes or that
+            a server can have, or the certificate that is there is for other hosts.
     """
     if not hosts and not sites:
         raise InvalidInput("host", "is needed, the server's name or address, or else --site")
-    for site in sites:
-        if not site or Path(site).name != site or site.startswith("."):
-            raise InvalidInput("site", f"{site!r} cannot be the name of a file")
+    check_names(hosts, sites)
     keys = Keys(folder)
+    if hosts:
+        _require_hosts(keys, hosts)
     (folder / "sites").mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
     if hosts and not keys.ca.exists():
@@ -95,6 +114,37 @@ def make_keys(
         if not keys.site(site).exists():
             _make_site(keys, site)
     return keys
+
+
+def check_names(hosts: Sequence[str], sites: Sequence[str]) -> None:
+    """Refuse names that no certificate and no policy can have.
+
+    Raises:
+        InvalidInput: One is like that.
+    """
+    from udpfl.site.policy import SiteName
+
+    for host in hosts:
+        is_name = len(host) <= _LONGEST_HOST and _HOST.fullmatch(host)
+        if not is_name and _address(host) is None:
+            raise InvalidInput("host", f"{host!r} is neither the name nor the address of a host")
+    for site in sites:
+        try:
+            TypeAdapter(SiteName).validate_python(site)
+        except ValidationError as error:
+            raise InvalidInput("site", error.errors()[0]["msg"]) from None
+
+
+def _require_hosts(keys: Keys, hosts: Sequence[str]) -> None:
+    """Refuse hosts for which the certificate that is there does not hold."""
+    made = keys.hosts()
+    if made and (others := sorted({_plain(own) for own in hosts} - set(made))):
+        raise InvalidInput(
+            "host",
+            f"{keys.certificate} was made for {', '.join(made)}, and not for {', '.join(others)}: "
+            f"remove it and {keys.key} to have a new one made for all hosts that are named, or "
+            "use another folder",
+        )
 
 
 def make_seal(folder: Path, name: str) -> tuple[Path, str]:
@@ -192,10 +242,21 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 
 def _host(host: str) -> x509.GeneralName:
+    address = _address(host)
+    return x509.DNSName(_plain(host)) if address is None else x509.IPAddress(address)
+
+
+def _plain(host: str) -> str:
+    """A host as certificates have it, whose names do not depend on case."""
+    address = _address(host)
+    return host.lower() if address is None else str(address)
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        return x509.IPAddress(ipaddress.ip_address(host))
+        return ipaddress.ip_address(host)
     except ValueError:
-        return x509.DNSName(host)
+        return None
 
 
 def _name(common: str) -> x509.Name:

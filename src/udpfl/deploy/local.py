@@ -6,6 +6,7 @@ only the addresses are those of this machine.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -14,11 +15,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from udpfl.deploy.keys import Keys, make_keys
 from udpfl.deploy.starting import App
@@ -89,14 +91,16 @@ class Process:
         process = self._process
         if process is None:
             return
+        groups = {process.pid, *_groups_below(process.pid)} - {os.getpgrp()}
         for number in dict.fromkeys((how, signal.SIGKILL)):
-            try:
-                os.killpg(process.pid, number)
-                process.wait(_ENDS_IN)
-            except ProcessLookupError:
-                break
-            except subprocess.TimeoutExpired:
-                continue
+            for group in groups:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(group, number)
+            ends = time.monotonic() + _ENDS_IN
+            while process.poll() is None or groups & {own.group for own in _running()}:
+                if time.monotonic() > ends:
+                    break
+                time.sleep(0.05)
         process.wait()
         self._process = None
 
@@ -113,6 +117,58 @@ class Process:
     def text(self) -> str:
         """What it has printed."""
         return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
+
+
+class _Running(NamedTuple):
+    """A process of this machine, by numbers."""
+
+    own: int
+    parent: int
+    group: int
+
+
+def _running() -> list[_Running]:
+    """All processes that have not ended."""
+    listed = ["ps", "-A", "-o", "pid=,ppid=,pgid=,stat="]
+    lines = subprocess.run(listed, capture_output=True, text=True, check=False).stdout.splitlines()
+    found = [line.split() for line in lines]
+    return [_Running(*map(int, own[:3])) for own in found if not own[3].startswith("Z")]
+
+
+def _groups_below(root: int) -> set[int]:
+    """The process groups of all that a process has started, and of what those have.
+
+    A SuperLink starts a process in a session of its own, and that one the server's app.
+    """
+    running, below = _running(), {root}
+    while more := {own.own for own in running if own.parent in below} - below:
+        below |= more
+    return {own.group for own in running if own.own in below}
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Let the first SIGINT, SIGTERM or SIGHUP interrupt what is done, and ignore all others.
+
+    Whatever has to be ended is then ended in full. A signal that was ignored before stays so, as
+    SIGHUP under nohup.
+    """
+    kinds = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    before = {kind: signal.getsignal(kind) for kind in kinds}
+    heard = [kind for kind in kinds if before[kind] is not signal.SIG_IGN]
+
+    def interrupt(*_: object) -> None:
+        for kind in heard:
+            signal.signal(kind, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    for kind in heard:
+        signal.signal(kind, interrupt)
+    try:
+        yield
+    finally:
+        for kind in heard:
+            signal.signal(kind, before[kind])
 
 
 @dataclass

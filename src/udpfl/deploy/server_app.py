@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from udpfl.accounting.statement import shown
+from udpfl.config import load
 from udpfl.deploy._flower import FlowerTransport
+from udpfl.deploy._journal import JOURNAL
 from udpfl.deploy.serving import run_federation
 from udpfl.deploy.settings import Federation
-from udpfl.errors import MissingExtra
+from udpfl.errors import MissingExtra, UdpflError
 from udpfl.federation.observers import Observer
 from udpfl.federation.single_server import ServedRun
 from udpfl.live.figures import quality_of
 from udpfl.report import write_report
+from udpfl.runs.folder import RunFolder
 
 try:
     from flwr.app import Context
@@ -25,6 +28,11 @@ except ImportError:
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+class NothingTrained(UdpflError):
+    """A run has ended in which no site answered a round."""
+
 
 log = logging.getLogger(__name__)
 
@@ -53,17 +61,29 @@ def server_app(file: str | Path, model: nn.Module | None = None) -> ServerApp:
         said = {key: str(context.run_config.get(key) or "") for key in ("resume", "out", "set")}
         federation = Federation.read(file, shlex.split(said["set"]))
         _show_log()
+        resume = said["resume"] or None
         served = run_federation(
             federation,
             FlowerTransport(grid, federation.deploy.poll_every),
             out=said["out"] or None,
-            resume=said["resume"] or None,
+            resume=resume,
             model=model,
-            observers=[RoundLog(federation.config.training.rounds)],
+            observers=[RoundLog(rounds_of(federation, resume))],
         )
-        _report(served)
+        report(served)
 
     return app
+
+
+def rounds_of(federation: Federation, resume: str | Path | None) -> int:
+    """How many rounds a run has; one that goes on has its own settings.
+
+    Raises:
+        InvalidInput: There is no run to go on with.
+    """
+    if resume is None:
+        return federation.config.training.rounds
+    return load(RunFolder.open(Path(resume)).config).training.rounds
 
 
 class RoundLog(Observer):
@@ -83,12 +103,22 @@ class RoundLog(Observer):
         )
 
 
-def _report(served: ServedRun) -> None:
+def report(served: ServedRun) -> None:
+    """Log what a run has come to, and write its page.
+
+    Raises:
+        NothingTrained: No round has had an answer: there is no model.
+    """
     for site, statement in served.clients.items():
         log.info("%s: %s", site, statement.short)
     if served.stopped:
         log.warning("%s", served.stopped)
     folder = served.folder.path
+    if not served.metrics:
+        raise NothingTrained(
+            f"nothing was trained: no site has answered a round, and {folder} has no model; "
+            f"the lines above and {folder / JOURNAL} say why"
+        )
     try:
         write_report([folder], folder / "report.html")
     except Exception as error:  # whatever is wrong with the page, the run is safe on disk

@@ -11,13 +11,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from udpfl.config import load
+from udpfl.config import Config, load
 from udpfl.deploy._journal import Journal
 from udpfl.deploy._replies import ReplyCheck
 from udpfl.deploy.settings import Federation
 from udpfl.deploy.sites import Directory, RemoteSites, gather
 from udpfl.deploy.transport import Transport
-from udpfl.errors import InvalidInput
+from udpfl.errors import InvalidInput, Unsupported
 from udpfl.federation.configured_names import trusted_settings
 from udpfl.federation.observers import Observer
 from udpfl.federation.single_server import (
@@ -133,12 +133,24 @@ def _resumed(
     names = folder.identity.sites
     if names is None:
         raise InvalidInput("resume", f"{str(folder.path)!r} is not a run of a deployment")
+    stored = _stored(folder, federation)
     settings = json.loads((folder.path / PROPOSAL).read_text(encoding="utf-8"))
     deploy = federation.deploy.model_copy(update={"sites": list(names)})
     gather(directory, deploy, len(names))
-    known = replace(federation, config=trusted_settings(folder))
+    known = replace(federation, config=stored)
     facts = [directory.facts[name] for name in names]
     return _setup(known, names, facts, model), settings
+
+
+def _stored(folder: RunFolder, federation: Federation) -> Config:
+    """The settings of a run that goes on; what the app's own file names may be imported."""
+    try:
+        return trusted_settings(folder, federation.config)
+    except Unsupported as error:
+        raise Unsupported(
+            f"{error}; a deployed run may import what the federation.toml of its app names: name "
+            "it there as when the run began"
+        ) from None
 
 
 def _inputs(facts: Sequence[SiteFacts]) -> Inputs:

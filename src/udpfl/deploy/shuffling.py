@@ -17,11 +17,12 @@ message's public weight: sites that declare different sizes can be told apart by
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import logging
 import traceback
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from secrets import SystemRandom
 from typing import Any
@@ -33,12 +34,18 @@ from udpfl.algorithms import ClientMessage
 from udpfl.algorithms.message import tensors_from_bytes, tensors_to_bytes
 from udpfl.config import Count, Section, Text, read
 from udpfl.config.explaining import validated
-from udpfl.errors import InvalidInput, Refused
+from udpfl.config.section import refusal
+from udpfl.errors import InvalidInput, MissingExtra, Refused, WrongKey
 from udpfl.federation.stages.shuffler import anonymous
 from udpfl.runs.writing import write_whole
 from udpfl.site.reasons import plain
 from udpfl.site.sealing import Letter, NotSealed, opening_public, read_key, unseal
 from udpfl.site.wire import round_number, run_id
+
+try:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+except ImportError:
+    raise MissingExtra("cryptography", "train") from None
 
 log = logging.getLogger(__name__)
 
@@ -70,16 +77,25 @@ class ShufflerConfig(Section):
     @classmethod
     def read(cls, path: str | Path) -> ShufflerConfig:
         """From a TOML file; paths in it are seen from the folder of the file."""
-        own, folder = cls.of(read(path, "shuffler")), Path(path).absolute().parent
+        own, folder = cls.of(read(path, "config")), Path(path).absolute().parent
         places = {"state": str(folder / own.state), "key": str(folder / own.key)}
         return own.model_copy(update=places)
 
 
 class ShufflerParty:
-    """Answers requests to mix; see `site.service` for how it is reached."""
+    """Answers requests to mix; see `site.service` for how it is reached.
+
+    Raises:
+        WrongKey: The private key cannot be read, or what is given for a site is no public key.
+    """
 
     def __init__(self, config: ShufflerConfig) -> None:
-        self._config, self._key = config, read_key(config.key)
+        try:
+            self._config, self._key = config, read_key(config.key)
+        except InvalidInput as error:
+            raise WrongKey("key", error.message) from None
+        if problems := [(f"sites.{name}", why) for name, why in _not_keys(config.sites)]:
+            raise refusal(problems)
         self._state = Path(config.state)
         self._state.mkdir(parents=True, exist_ok=True)
 
@@ -144,6 +160,20 @@ class ShufflerParty:
             write_whole(path, digest.encode())
         elif path.read_text() != digest:
             raise Refused(f"round {round_} was mixed already, with other messages")
+
+
+def _not_keys(sites: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The sites whose messages could never be opened, and why."""
+    owners: dict[bytes, str] = {}
+    for site, text in sites.items():
+        try:
+            data = base64.b64decode(text.strip(), validate=True)
+            Ed25519PublicKey.from_public_bytes(data)
+        except ValueError:
+            yield site, f"must be what `udpfl deploy keys --seal` printed, got {text[:60]!r}"
+            continue
+        if (owner := owners.setdefault(data, site)) != site:
+            yield site, f"is the key of {owner}"
 
 
 def _asked_alike(letters: Mapping[str, Letter]) -> dict[str, Letter]:

@@ -11,7 +11,8 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -25,6 +26,7 @@ from udpfl.deploy.transport import Node, NodeId, NoReply, Reply, Transport
 from udpfl.errors import InvalidInput, UdpflError
 from udpfl.federation.request import Answers, Request
 from udpfl.federation.stages.trusted_server import Store
+from udpfl.site.reasons import plain
 from udpfl.site.wire import NO_HEAD, SiteAnswer, SiteFacts, SiteRequest
 
 log = logging.getLogger(__name__)
@@ -35,6 +37,8 @@ _DESCRIBE = 60.0
 """Seconds within which a node has to say which site it is."""
 _AGAIN = 20.0
 """Seconds after which a node that did not is asked again."""
+_SAID_EVERY = 10.0
+"""Seconds after which the log says again which sites are waited for."""
 
 
 class RunPaused(UdpflError):
@@ -127,9 +131,44 @@ class Directory:
 def gather(directory: Directory, deploy: DeployConfig, wanted: int) -> list[str]:
     """Wait until the sites of a federation are there; their names, in the order that counts.
 
+    The log says now and then who is there.
+
     Raises:
         RunPaused: They did not come in time.
     """
+    with _said_again(lambda: _log_waiting(directory, deploy, wanted)):
+        return _gathered(directory, deploy, wanted)
+
+
+@contextmanager
+def _said_again(say: Callable[[], None]) -> Iterator[None]:
+    """Say something every few seconds, from a thread of its own."""
+    over = threading.Event()
+
+    def again() -> None:
+        while not over.wait(_SAID_EVERY):
+            say()
+
+    threading.Thread(target=again, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _log_waiting(directory: Directory, deploy: DeployConfig, wanted: int) -> None:
+    known = list(deploy.sites) or sorted(directory.facts)
+    there = [site for site in known if directory.node_of(site) is not None]
+    missing = [site for site in known if site not in there]
+    if deploy.shuffler == "node" and directory.shuffler is None:
+        missing.append("the shuffler")
+    said = f"waiting for {wanted} sites, {len(there)} are there"
+    said += f" ({', '.join(there)})" if there else ""
+    said += f"; {', '.join(missing)} missing" if missing else ""
+    log.info("%s", plain(said))
+
+
+def _gathered(directory: Directory, deploy: DeployConfig, wanted: int) -> list[str]:
     ends = time.monotonic() + deploy.start_timeout
     while True:
         directory.look()
@@ -387,9 +426,9 @@ class RemoteSites:
     def _note(self, answer: SiteAnswer, round_: int) -> None:
         """Keep what a site says of its ledger, before its message is used."""
         stated, what = answer.privacy, "refused" if answer.refused else "answered"
-        plain = None if stated is None else stated.to_dict()
+        said = None if stated is None else stated.to_dict()
         with self._lock:
-            note = Note(answer.site, round_, what, answer.refused, answer.head, plain)
+            note = Note(answer.site, round_, what, answer.refused, answer.head, said)
             self._journal.add(note)
             if answer.head.number >= self._heads.get(answer.site, NO_HEAD).number:
                 self._heads[answer.site] = answer.head

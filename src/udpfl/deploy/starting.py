@@ -71,7 +71,7 @@ def write_app(
     """
     name = _app_name(folder)
     if folder.exists() and any(folder.iterdir()):
-        raise InvalidInput("dir", f"{str(folder)!r} is not empty")
+        raise InvalidInput("folder", f"{str(folder)!r} is not empty")
     package = name.replace("-", "_")
     app = App(folder.absolute(), package, [f"client-{number}" for number in range(len(sizes))])
     said = {"name": name, "package": package, "sites": str(len(sizes)), "rounds": str(rounds)}
@@ -97,7 +97,7 @@ def write_app(
 def _app_name(folder: Path) -> str:
     name = re.sub(r"[^a-z0-9-]+", "-", folder.absolute().name.lower()).strip("-")
     if not name or not name[0].isalpha():
-        raise InvalidInput("dir", f"{folder.name!r} does not begin with a letter")
+        raise InvalidInput("folder", f"{folder.name!r} does not begin with a letter")
     return name
 
 

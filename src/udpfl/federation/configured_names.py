@@ -37,14 +37,20 @@ def refuse_unknown(configs: Iterable[Config]) -> None:
         resolve(kind, name, _BUILT_IN[kind])
 
 
-def trusted_settings(folder: RunFolder) -> Config:
+def trusted_settings(folder: RunFolder, own: Config | None = None) -> Config:
     """The configuration of a run folder.
 
     Guarantee: no name in it leads to an import that no person asked for.
+
+    Args:
+        folder: Of the run.
+        own: A configuration that a person wrote; what it names may be imported.
     """
     settings = load(folder.config)
+    asked = set() if own is None else set(_names(own))
     for kind, name in _names(settings):
-        require_trusted(kind, name)
+        if (kind, name) not in asked:
+            require_trusted(kind, name)
     return settings
 
 
