@@ -65,7 +65,7 @@ def check(policy: Policy_) -> None:
     udpfl site check policy.toml
     """
     from udpfl.site import Policy
-    from udpfl.site._summary import summary_of
+    from udpfl.site.summary import summary_of
 
     gate = _gate(Policy.read(policy))
     table = Table(show_header=False, box=None, pad_edge=False)
@@ -80,7 +80,7 @@ def check(policy: Policy_) -> None:
 def _gate(policy: Policy) -> Gate:
     """The gate of a policy, if every name in it stands for something, and its ledger fits it."""
     from udpfl.site import Gate
-    from udpfl.site._names import require_names
+    from udpfl.site.names import require_names
 
     gate = Gate(policy)
     require_names(policy)
@@ -112,9 +112,9 @@ def serve(
     udpfl site serve policy.toml --socket /run/udpfl/site.sock
     """
     from udpfl.site import Policy
-    from udpfl.site._summary import left_of
     from udpfl.site.service import longest_request
     from udpfl.site.service import serve as answer
+    from udpfl.site.summary import left_of
 
     own = Policy.read(policy)
     if socket is not None and not socket.absolute().parent.is_dir():
