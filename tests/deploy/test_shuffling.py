@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 
 import pytest
@@ -196,15 +197,23 @@ def test_a_server_that_died_after_mixing_goes_on(tmp_path, monkeypatch):
 
 def test_messages_that_are_not_sealed_are_left_out_and_the_other_way_round(tmp_path):
     own = sites(tmp_path)
-    plain = {"training": {"rounds": ROUNDS}}
     deploy = {"pause_after": 1, "attempts": 1}
-    with pytest.raises(RunPaused):
-        run_federation(federation(deploy, **plain), own, out=tmp_path / "plain")
+    with pytest.raises(RunPaused):  # a server that would take the names off itself
+        run_federation(federation(deploy, **SHUFFLE), own, out=tmp_path / "plain")
     open_ = sites(tmp_path / "open")
     for node, known in open_.sites.items():
         open_.sites[node] = known.model_copy(update={"shuffler": type(known.shuffler)()})
     with pytest.raises(RunPaused):
         run_federation(federation({**DEPLOY, **deploy}, **SHUFFLE), open_, out=tmp_path / "sealed")
+
+
+def test_sites_with_a_shuffler_take_no_part_in_a_run_without_one(tmp_path):
+    own = sites(tmp_path)
+    plain = {"training": {"rounds": ROUNDS}}
+    with contextlib.suppress(RunPaused):
+        run_federation(federation({"attempts": 1}, **plain), own, out=tmp_path / "plain")
+    with ledgers(own) as found:
+        assert [ledger.head()[0] for ledger in found] == [0] * 3
 
 
 def test_a_shuffler_that_is_not_there_is_waited_for(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import sys
 import tomllib
@@ -14,12 +15,14 @@ from cryptography import x509
 from typer.testing import CliRunner
 
 from tests.deploy.memory import federation, memory
+from tests.repository import ROOT
 from tests.site.samples import policy as small_policy
 from udpfl import InvalidInput, Unsupported
 from udpfl.cli.app import app as cli
 from udpfl.cli.app import call
 from udpfl.deploy import Federation, run_federation
 from udpfl.deploy.keys import make_keys
+from udpfl.deploy.settings import DeployConfig
 from udpfl.deploy.starting import part_sizes, write_app
 from udpfl.deploy.status import status_of
 from udpfl.site import Gate, Policy
@@ -53,6 +56,29 @@ def test_init_writes_an_app_and_policies_that_can_be_read(tmp_path):
     for path in folder.rglob("*.py"):
         compile(path.read_text(), str(path), "exec")
     assert "/sites/" in (folder / ".gitignore").read_text()
+
+
+def test_the_file_of_a_federation_is_checked_with_its_own_section(tmp_path):
+    file = write_app(tmp_path / "app", sizes=[1, 1]).federation
+    assert "right" in said("config", "check", str(file))
+    words = ["config", "check", str(file), "--set"]
+    for change, key in [
+        ("deploy.atempts=2", "deploy.atempts"),
+        ("deploy.enough=9", "deploy.enough"),
+    ]:
+        done = CliRunner().invoke(cli, [*words, change, "--set", "deploy.shuffler='server'"])
+        assert done.exit_code == 2
+        assert f"  {key}: " in done.stderr
+
+
+def test_the_page_lists_every_key_of_the_section():
+    page = (ROOT / "docs" / "deployment.md").read_text()
+    table = page.split("### The keys of `[deploy]`")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", table, re.M)
+    assert [key for key, _ in rows] == list(DeployConfig.model_fields)
+    for key, shown in rows:
+        default = DeployConfig.model_fields[key].default
+        assert shown.strip("`") == ("more than half" if default is None else json.dumps(default))
 
 
 @pytest.mark.parametrize("name", ["7", "-", "_"])

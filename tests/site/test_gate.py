@@ -28,7 +28,7 @@ from tests.site.samples import (
 )
 from udpfl import Budget, Gaussian, Ledger, PoissonSampled, Release, Repeated, Sensitivity
 from udpfl.accounting.events import leaves
-from udpfl.errors import InvalidInput
+from udpfl.errors import InvalidInput, Refused
 from udpfl.federation.single_client import ClientRun
 from udpfl.ledger.chain import Head
 from udpfl.site import Gate, SiteRequest
@@ -494,14 +494,19 @@ def test_the_account_has_the_budget_of_the_policy(tmp_path):
     assert own.ledger.budget(own.ledger.account_of("client-0")) == Budget(4.0, 1e-5)
 
 
+def mixed(round_=1, client=0):
+    """A request of a run that has a shuffler."""
+    return request(round_, client, training={"shuffle": True})
+
+
 def test_a_sealed_message_says_which_request_it_answers(tmp_path):
     """Also when the same round is asked for again, with something else."""
     signing, opening = new_key(), new_key()
     (tmp_path / "signing.key").write_text(signing)
     keys = {"public_key": opening_public(opening), "signing_key": str(tmp_path / "signing.key")}
     own = gate(tmp_path, shuffler=keys)
-    other = replace(request(), learning_rate=1e6)
-    answers = [own.answer(sent) for sent in (request(), other, replace(request(2), cohort=3))]
+    other = replace(mixed(), learning_rate=1e6)
+    answers = [own.answer(sent) for sent in (mixed(), other, mixed(2))]
     known = {"client-0": signing_public(signing)}
     first, again, second = (unseal(each.message, opening, known) for each in answers)
     assert first == again
@@ -509,13 +514,13 @@ def test_a_sealed_message_says_which_request_it_answers(tmp_path):
     # Another site says the same of the same request, and something else of another one.
     more = dict(keys, signing_key=str(tmp_path / "signing.key"))
     works = {}
-    for name, sent in {"same": request(client=1), "rate": other}.items():
+    for name, sent in {"same": mixed(client=1), "rate": other}.items():
         beside = gate(tmp_path / name, 1, shuffler=more)
         message = beside.answer(replace(sent, client=1, cohort=3)).message
         works[name] = unseal(message, opening, {"client-1": signing_public(signing)}).work
     assert works["same"] == first.work
     assert works["rate"] != first.work
-    marked = with_privacy(request(client=1), clip=[1.0, 0.5, 0.25])
+    marked = with_privacy(mixed(client=1), clip=[1.0, 0.5, 0.25])
     beside = gate(tmp_path / "clip", 1, shuffler=more)
     message = beside.answer(marked).message
     first_of_it = gate(tmp_path / "clips", shuffler=more).answer(replace(marked, client=0)).message
@@ -530,7 +535,7 @@ def test_a_shuffler_is_not_for_methods_that_keep_something(tmp_path):
     (tmp_path / "signing.key").write_text(signing)
     keys = {"public_key": opening_public(new_key()), "signing_key": str(tmp_path / "signing.key")}
     own = gate(tmp_path, shuffler=keys)
-    sent = request(training={"algorithm": "scaffold"})
+    sent = request(training={"algorithm": "scaffold", "shuffle": True})
     assert "could mark a site" in own.answer(sent).refused
     assert list(own.ledger.history()) == []
 
@@ -545,10 +550,51 @@ def test_a_disk_that_is_full_in_mid_note_costs_nothing(tmp_path, monkeypatch):
         raise OSError("no space left on device")
 
     monkeypatch.setattr("udpfl.site._admission.write_whole", full)
-    assert own.answer(request()).message == b""
+    assert own.answer(mixed()).message == b""
     assert list(own.ledger.history()) == []
     monkeypatch.undo()
-    assert own.answer(request()).message
+    assert own.answer(mixed()).message
+
+
+def test_a_run_without_a_shuffler_is_refused_where_messages_are_sealed(tmp_path):
+    """Nobody could open them: the site would be charged for nothing."""
+    (tmp_path / "signing.key").write_text(new_key())
+    keys = {"public_key": opening_public(new_key()), "signing_key": str(tmp_path / "signing.key")}
+    own = gate(tmp_path, shuffler=keys)
+    answer = own.answer(request())
+    assert "training.shuffle: the policy seals every message" in answer.refused
+    assert answer.is_final
+    assert list(own.ledger.history()) == []
+    assert own.answer(mixed()).is_sealed
+
+
+@pytest.mark.parametrize(("before", "after"), [("one", "many"), ("many", "one")])
+def test_a_ledger_of_another_kind_than_the_policy_is_said_by_the_keys_of_the_policy(
+    tmp_path, before, after
+):
+    own = gate(tmp_path, budget={"runs": before})
+    own.require_account()
+    message_of(own.answer(request()))
+    own.close()
+    own = gate(tmp_path, budget={"runs": after})
+    for sent in (request(2), request(run="two")):
+        answer = own.answer(sent)
+        assert f'budget.runs is "{after}" in the policy' in answer.refused
+        assert answer.is_final
+    with pytest.raises(Refused, match=r"budget\.runs"):
+        own.require_account()
+    assert own.ledger.head()[0] == 1
+
+
+def test_a_refusal_is_logged_where_whoever_starts_the_service_sees_it(tmp_path, caplog):
+    gate(tmp_path).answer(replace(request(), cohort=1))
+    assert "refused round 1 of run run-1: the round asks 1 sites" in caplog.text
+
+
+def test_a_state_folder_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidInput, match="a folder that this user can write to"):
+        gate(tmp_path, state=str(tmp_path / "file" / "state"))
 
 
 def test_a_stricter_policy_counts_for_a_run_under_way(tmp_path):

@@ -82,7 +82,11 @@ def check(
 
     udpfl config check my.toml --full > whole.toml
     """
-    settings, problems = _looked_at(apply(read(path), overrides or ()))
+    values = apply(read(path), overrides or ())
+    whole, is_deployed = dict(values), values.pop("deploy", None) is not None
+    settings, problems = _looked_at(values)
+    if is_deployed:
+        problems += _deploy_problems(whole, alone=bool(problems))
     if problems:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         typer.echo(f"udpfl: error: {path} has {count}:", err=True)
@@ -117,6 +121,21 @@ def _looked_at(values: dict[str, Any]) -> tuple[Config, list[tuple[str, str]]]:
         taken_out = [key for key, _ in found if _take_out(values, key)]
         if not taken_out or set(problems) == wrong:
             return settings, list(problems.items())
+
+
+def _deploy_problems(values: Mapping[str, Any], *, alone: bool) -> list[tuple[str, str]]:
+    """What is wrong with the file of a deployed federation, beside what any configuration may say.
+
+    With `alone`, only keys of its section: the others were looked at already.
+    """
+    from udpfl.deploy.settings import Federation
+
+    try:
+        Federation.of(values)
+    except InvalidInput as error:
+        found = error.problems
+        return [own for own in found if not alone or own[0].startswith("deploy")]
+    return []
 
 
 def _take_out(values: dict[str, Any], key: str) -> bool:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from udpfl.errors import InvalidInput
+from udpfl.cli._log import is_quiet
+from udpfl.errors import InvalidInput, Refused
+
+if TYPE_CHECKING:
+    from udpfl.site import Gate, Policy
 
 site = typer.Typer(
     help="Write and check the policy of a site, and answer requests within it.",
@@ -60,43 +64,31 @@ def check(policy: Policy_) -> None:
 
     udpfl site check policy.toml
     """
-    from udpfl.accounting.statement import shown
-    from udpfl.site import Gate, Policy
+    from udpfl.site import Policy
+    from udpfl.site.summary import summary_of
 
-    gate = Gate(Policy.read(policy))
-    own, facts = gate.policy, gate.describe()
+    gate = _gate(Policy.read(policy))
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
     table.add_column()
-    shape = "×".join(map(str, facts.input_shape))
-    rows = {
-        "site": own.name,
-        "records": f"{own.data.name}, inputs {shape}, {facts.outputs} outputs, "
-        f"declared {own.data.declared_size:,}",
-        "budget": f"ε = {own.budget.epsilon:g} at δ = {own.budget.delta:g}, "
-        f"{own.budget.runs} run{'s' if own.budget.runs == 'many' else ''}",
-        "releases": f"{own.releases.in_all:,} in all, {own.releases.per_round:,} in a round, "
-        f"clip up to {own.releases.clip:g} ({', '.join(own.releases.norms)}), sampling rate "
-        f"{own.releases.sampling_rate:g}",
-        "noise": ", ".join(own.releases.mechanisms),
-        "models": ", ".join(model.name for model in own.server.models),
-        "methods": ", ".join(own.server.methods),
-        "ledger": f"{own.ledger}, {facts.head.number:,} charges",
-    }
-    account = gate.ledger.account_of(own.name, own.data.block or "")
-    if account is not None:
-        statement = gate.ledger.statement(account)
-        rows["spent"] = (
-            str(statement) if statement.kind == "none" else f"ε = {shown(statement.epsilon)}"
-        )
-    if own.server.seeded_noise:
-        rows["warning"] = "noise from a seed is allowed: what is released is not private"
-    if own.server.adds_noise:
-        rows["warning"] = "a server is trusted to add the noise to what this site sends"
-    for name, text in rows.items():
+    for name, text in summary_of(gate).items():
         table.add_row(name, escape(text))
     gate.close()
     Console(emoji=False).print(table, highlight=False, soft_wrap=True)
+
+
+def _gate(policy: Policy) -> Gate:
+    """The gate of a policy, if every name in it stands for something, and its ledger fits it."""
+    from udpfl.site import Gate
+    from udpfl.site.names import require_names
+
+    gate = Gate(policy)
+    require_names(policy)
+    try:
+        gate.require_account()
+    except Refused as refusal:
+        raise InvalidInput("policy", str(refusal)) from None
+    return gate
 
 
 @site.command()
@@ -119,11 +111,28 @@ def serve(
 
     udpfl site serve policy.toml --socket /run/udpfl/site.sock
     """
-    from udpfl.site import Gate, Policy
+    from udpfl.site import Policy
     from udpfl.site.service import longest_request
     from udpfl.site.service import serve as answer
+    from udpfl.site.summary import left_of
 
     own = Policy.read(policy)
-    gate = Gate(own)
+    if socket is not None and not socket.absolute().parent.is_dir():
+        raise InvalidInput(
+            "socket", f"there is no folder {str(socket.parent)!r}: make it, or name another socket"
+        )
+    gate = _gate(own)
     gate.describe()  # reads the records now, not when the first request comes
-    answer(gate, socket or Path(own.state) / "site.sock", longest_request(gate))
+    place, left = socket or Path(own.state) / "site.sock", left_of(gate)
+
+    def say() -> None:
+        if is_quiet():
+            return
+        typer.echo(f"site {own.name} answers at {place}, within {policy}", err=True)
+        typer.echo(
+            f"spent: {left.spent}; left: ε = {left.epsilon} and {left.releases:,} releases. Every "
+            f"request is noted in {Path(own.state) / 'site.log'}",
+            err=True,
+        )
+
+    answer(gate, place, longest_request(gate), ready=say)

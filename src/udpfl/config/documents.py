@@ -34,6 +34,8 @@ def example(kind: type[Section] = Config, title: str = "Every key, at its defaul
             about = inspect.getdoc(sections[section]) or ""
             lines += ["", *_comment(about.replace("\n\n", " ")), f"[{section}]"]
         shown = field.get("default", field.get("examples", [None])[0])
+        if shown == {} and "examples" in field:  # an empty table shows nothing of what it may hold
+            shown = None
         unset = "; not set by default" if shown is None else ""
         lines += ["", *_comment(field["description"])]
         lines += _comment(f"Allowed: {allowed(field)}{unset}.")

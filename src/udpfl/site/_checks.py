@@ -8,6 +8,7 @@ from torch import Tensor
 
 from udpfl.algorithms import Algorithm
 from udpfl.errors import Refused
+from udpfl.ledger.ledger import Ledger
 from udpfl.site.policy import Policy
 from udpfl.site.settings import Proposal
 from udpfl.site.wire import SiteRequest
@@ -44,7 +45,29 @@ def _reasons(policy: Policy, proposal: Proposal, request: SiteRequest) -> Iterat
         yield f"training.algorithm: {training.algorithm!r} is not a method of the policy"
     if privacy.randomness == "seeded" and not policy.server.seeded_noise:
         yield "privacy.randomness: noise from a seed is not private, and the policy refuses it"
+    if policy.shuffler.public_key is not None and not training.shuffle:
+        yield (
+            "training.shuffle: the policy seals every message for a shuffler, and this run has "
+            "none, so nobody could open what the site sends"
+        )
     yield from cohort_reasons(policy, request)
+
+
+def account_problem(policy: Policy, ledger: Ledger) -> str | None:
+    """Why the ledger's account cannot serve this policy: it was opened for another kind of budget.
+
+    The kind is fixed when an account is opened, because it decides how releases are added up.
+    """
+    block = policy.data.block or ""
+    known = [own.runs for own in ledger.find(policy.name) if own.block == block]
+    wanted = policy.budget.runs
+    if not known or known[0] == wanted:
+        return None
+    return (
+        f'budget.runs is "{wanted}" in the policy, and the ledger of this site was begun for '
+        f'"{known[0]}", which cannot change any more: set budget.runs = "{known[0]}" again, or '
+        "charge what was spent to a new ledger, in another folder that `state` names"
+    )
 
 
 def cohort_reasons(policy: Policy, request: SiteRequest) -> Iterator[str]:

@@ -51,7 +51,10 @@ class Allowance:
         account = ledger.account_of(setup.name, setup.holding.block)
         held = None if account is None else ledger.held(account)
         if held is not None and policy.budget.runs == "one":
-            raise Refused("the budget of this site is for one run, which has begun already")
+            raise Refused(
+                "the budget of this site is for one run, which has begun already (budget.runs of "
+                "its policy)"
+            )
         set_ = None if account is None else ledger.budget(account)
         own, past = policy.budget.budget, setup.past()
         if set_ is not None and set_.epsilon < own.epsilon:

@@ -35,6 +35,7 @@ from udpfl.ledger.chain import Head
 from udpfl.ledger.ledger import Ledger
 from udpfl.runs.folder import RunFolder
 from udpfl.site._admission import AdmittedRun, admit_run, data_config
+from udpfl.site._checks import account_problem
 from udpfl.site._heads import HeadCodes
 from udpfl.site._limits import load_noise
 from udpfl.site._site_log import SiteLog
@@ -72,11 +73,12 @@ class Gate:
     def __init__(self, policy: Policy, ledger: Ledger | None = None) -> None:
         self.policy = policy
         self._state = Path(policy.state)
-        self._state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _in_state_folder(self._state):
+            self._state.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with self._alone():  # the first that is written there
+                self._codes = HeadCodes(self._state / "head.key")
         self.ledger = Ledger(policy.ledger) if ledger is None else ledger
         self._log = SiteLog(self._state / "site.log")
-        with self._alone():
-            self._codes = HeadCodes(self._state / "head.key")
         self._open: dict[str, AdmittedRun] = {}
         if policy.code not in sys.path:
             sys.path.append(policy.code)
@@ -101,6 +103,9 @@ class Gate:
                 message = run.client.answer(self._for_client(run, request))
             except (Refused, BudgetExceeded) as refusal:
                 self._log.note("refused", **place, why=plain(refusal))
+                log.warning(
+                    "refused round %d of run %s: %s", request.round, request.run, plain(refusal)
+                )
                 return self._without_message(plain(refusal), is_final=True)
             except Exception:  # what it says may be about records: it stays here
                 why = plain(traceback.format_exc())
@@ -143,6 +148,7 @@ class Gate:
                     raise Refused(f"a site cannot be asked to {str(other)[:40]!r}")
         except Refused as refusal:
             self._log.note("refused", why=plain(refusal))
+            log.warning("refused a request: %s", plain(refusal))
             return self._without_message(plain(refusal), is_final=True).to_dict(), b""
         except Exception:
             why = plain(traceback.format_exc())
@@ -173,6 +179,21 @@ class Gate:
                 self._open.pop(run, None)
                 freed = self.ledger.give_back(run, reason="the server has ended the run")
                 self._log.note("finished", run=run, freed=freed)
+
+    def require_account(self) -> None:
+        """Refuse where the budgets of policy and ledger cannot be compared.
+
+        Raises:
+            Refused: They have another δ, or another kind of account; it says which keys.
+        """
+        if problem := account_problem(self.policy, self.ledger):
+            raise Refused(problem)
+        _, known = self._known_budget()
+        if known and known.delta != self.policy.budget.delta:
+            raise Refused(
+                f"the policy of this site has δ = {self.policy.budget.delta:g}, and its ledger "
+                f"δ = {known.delta:g}: nothing is released until the site has put that right"
+            )
 
     def close(self) -> None:
         """Close the ledger."""
@@ -213,7 +234,7 @@ class Gate:
     def _admitted(self, request: SiteRequest) -> AdmittedRun:
         """The run of a request: in memory, in its folder, or begun now."""
         self._require_charges(request.head)
-        self._require_same_delta()
+        self.require_account()
         run = self._open.get(request.run)
         if run is None:
             run = admit_run(self.policy, self.ledger, self._data, request)
@@ -246,15 +267,6 @@ class Gate:
         account = self.ledger.account_of(self.policy.name, self.policy.data.block or "")
         return account, None if account is None else self.ledger.budget(account)
 
-    def _require_same_delta(self) -> None:
-        """Refuse where policy and ledger have budgets that cannot be compared."""
-        _, known = self._known_budget()
-        if known and known.delta != self.policy.budget.delta:
-            raise Refused(
-                f"the policy of this site has δ = {self.policy.budget.delta:g}, and its ledger "
-                f"δ = {known.delta:g}: nothing is released until the site has put that right"
-            )
-
     def _lower_budget(self) -> None:
         """A policy may lower the budget of the ledger; it is raised there, with a reason."""
         (account, known), own = self._known_budget(), self.policy.budget.budget
@@ -266,6 +278,20 @@ class Gate:
                 "`udpfl budget set` changes it, with a reason",
                 *(own.epsilon, own.delta, known.epsilon, known.delta),
             )
+
+
+@contextmanager
+def _in_state_folder(state: Path) -> Iterator[None]:
+    """Errors of the machine inside are about the folder that the policy names."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or error
+        raise InvalidInput(
+            "policy",
+            f"state = {str(state)!r} must be a folder that this user can write to: {why}. Name "
+            "another one in the policy, or run this as the user of the service",
+        ) from None
 
 
 def _read(read: Callable[..., T], *values: Any) -> T:

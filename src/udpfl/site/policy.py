@@ -47,7 +47,17 @@ class SiteData(Section):
         examples=["/srv/records"],
     )
     options: Options = Field(
-        default={}, description="Settings of the data set (table: path, target, scale, ...)."
+        default={},
+        description="Settings of the data set. A table needs its file and what it is to learn, and "
+        "labels and scale as public facts, not read off the records.",
+        examples=[
+            {
+                "path": "patients.csv",
+                "target": "ill",
+                "labels": ["no", "yes"],
+                "scale": {"age": [0, 120]},
+            }
+        ],
     )
     declared_size: Count = Field(
         description="Public number that stands for the number of records, or of persons: what "

@@ -12,7 +12,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -59,6 +59,8 @@ class Service:
         before = os.umask(0o117)
         try:
             self._socket.bind(str(self.path))
+        except OSError as error:
+            raise InvalidInput("socket", f"cannot be {str(self.path)!r}: {error}") from None
         finally:
             os.umask(before)
         self._socket.listen(16)
@@ -116,8 +118,10 @@ def longest_request(gate: Gate) -> int:
     return 4 * _TENSORS * gate.policy.server.parameters + _HEADER
 
 
-def serve(handler: Handler, path: str | Path, most: int) -> None:
-    """Answer at a socket until the process is asked to stop."""
+def serve(
+    handler: Handler, path: str | Path, most: int, ready: Callable[[], None] = lambda: None
+) -> None:
+    """Answer at a socket until the process is asked to stop; `ready` is called once it is there."""
     service = Service(handler, path, most)
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
@@ -126,6 +130,7 @@ def serve(handler: Handler, path: str | Path, most: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     log.info("answering at %s", service.path)
+    ready()
     try:
         service.run()
     finally:
