@@ -30,7 +30,6 @@ from udpfl.federation.single_client import ClientRun
 from udpfl.ledger.chain import Head
 from udpfl.site import Gate, SiteRequest
 from udpfl.site.reasons import LONGEST, plain
-from udpfl.site.sealing import new_key, opening_public
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -489,19 +488,3 @@ def test_the_account_has_the_budget_of_the_policy(tmp_path):
     own = gate(tmp_path)
     message_of(own.answer(with_privacy(request(), epsilon=0.5)))
     assert own.ledger.budget(own.ledger.account_of("client-0")) == Budget(4.0, 1e-5)
-
-
-def test_a_disk_that_is_full_in_mid_note_costs_nothing(tmp_path, monkeypatch):
-    signing = new_key()
-    (tmp_path / "signing.key").write_text(signing)
-    keys = {"public_key": opening_public(new_key()), "signing_key": str(tmp_path / "signing.key")}
-    own = gate(tmp_path, shuffler=keys)
-
-    def full(path, data):
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr("udpfl.site._admission.write_whole", full)
-    assert own.answer(mixed()).message == b""
-    assert list(own.ledger.history()) == []
-    monkeypatch.undo()
-    assert own.answer(mixed()).message

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import stat
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 
+from tests.repository import ROOT
 from tests.site.samples import (
     everything_in,
     gate,
@@ -14,7 +17,7 @@ from tests.site.samples import (
     request,
     with_privacy,
 )
-from udpfl.errors import InvalidInput
+from udpfl.errors import InvalidInput, Refused
 from udpfl.site.sealing import new_key, opening_public, signing_public, unseal
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -227,3 +230,19 @@ def test_noise_that_cannot_be_imported_is_said_at_once(tmp_path):
 def test_only_the_site_can_read_its_folder(tmp_path):
     gate(tmp_path)
     assert stat.S_IMODE((tmp_path / "state-0").stat().st_mode) == 0o700
+
+
+def test_a_disk_that_is_full_in_mid_note_costs_nothing(tmp_path, monkeypatch):
+    signing = new_key()
+    (tmp_path / "signing.key").write_text(signing)
+    keys = {"public_key": opening_public(new_key()), "signing_key": str(tmp_path / "signing.key")}
+    own = gate(tmp_path, shuffler=keys)
+
+    def full(path, data):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("udpfl.site._admission.write_whole", full)
+    assert own.answer(mixed()).message == b""
+    assert list(own.ledger.history()) == []
+    monkeypatch.undo()
+    assert own.answer(mixed()).message
