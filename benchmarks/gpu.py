@@ -136,18 +136,28 @@ def engine(problem: Problem, precision: str, noise: str | None) -> Round:
     return round_
 
 
-def plain(problem: Problem) -> Round:
-    """A loop over clients and steps: no clipping, no noise."""
-    network = problem.network()
-    optimizer = torch.optim.SGD(network.parameters(), lr=RATE)
+def loop(
+    problem: Problem,
+    network: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    criterion: Callable[..., Any] = F.cross_entropy,
+) -> Round:
+    """A loop over clients and steps."""
 
     def round_() -> None:
         for _, x, y in problem.samples():
             optimizer.zero_grad()
-            F.cross_entropy(network(x), y).backward()
+            criterion(network(x), y).backward()
             optimizer.step()
 
     return round_
+
+
+def plain(problem: Problem) -> Round:
+    """No clipping, no noise."""
+    network = problem.network()
+    optimizer = torch.optim.SGD(network.parameters(), lr=RATE)
+    return loop(problem, network, optimizer)
 
 
 def opacus_hooks(problem: Problem) -> Round:
@@ -160,14 +170,7 @@ def opacus_hooks(problem: Problem) -> Round:
         torch.optim.SGD(network.parameters(), lr=RATE), noise_multiplier=NOISE,
         max_grad_norm=CLIP, expected_batch_size=problem.work.batch,
     )  # fmt: skip
-
-    def round_() -> None:
-        for _, x, y in problem.samples():
-            optimizer.zero_grad()
-            F.cross_entropy(network(x), y).backward()
-            optimizer.step()
-
-    return round_
+    return loop(problem, network, optimizer)
 
 
 def opacus_ghost(problem: Problem) -> Round:
@@ -182,14 +185,7 @@ def opacus_ghost(problem: Problem) -> Round:
         max_grad_norm=CLIP, expected_batch_size=problem.work.batch,
     )  # fmt: skip
     criterion = DPLossFastGradientClipping(network, optimizer, nn.CrossEntropyLoss())
-
-    def round_() -> None:
-        for _, x, y in problem.samples():
-            optimizer.zero_grad()
-            criterion(network(x), y).backward()
-            optimizer.step()
-
-    return round_
+    return loop(problem, network, optimizer, criterion)
 
 
 def by_func(problem: Problem) -> Round:
