@@ -86,7 +86,7 @@ def _any_noise_will_do():
     best = SimpleNamespace(calibrated=SimpleNamespace(mechanism=Laplace(3.0)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planning, "harmonize", harmonize)
-        patch.setattr(planning, "_best", lambda setting: best)
+        patch.setattr(planning, "_best", lambda setting, mechanisms: best)
         yield
 
 

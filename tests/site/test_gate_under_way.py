@@ -100,6 +100,7 @@ def test_a_ledger_of_another_kind_than_the_policy_is_said_by_the_keys_of_the_pol
 
 
 def test_a_refusal_is_logged_where_whoever_starts_the_service_sees_it(tmp_path, caplog):
+    caplog.set_level("INFO")
     gate(tmp_path).answer(replace(request(), cohort=1))
     assert "refused round 1 of run run-1: the round asks 1 sites" in caplog.text
 

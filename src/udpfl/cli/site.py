@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -135,4 +136,6 @@ def serve(
             err=True,
         )
 
+    if not is_quiet():  # refusals are lines of the service's own log
+        logging.getLogger("udpfl.site").setLevel(logging.INFO)
     answer(gate, place, longest_request(gate), ready=say)

@@ -148,7 +148,7 @@ def _word(value: Any) -> str:
 def _freed(varied: Iterable[str]) -> set[str]:
     """Keys in which runs of one comparison may differ; a varied option frees all beside it."""
     keys = [".".join(key.split(".")[:2]) for key in varied]
-    return {*keys, *_PLACE, "seed", "schema_version", "training.target"}
+    return {*keys, *_PLACE, "seed", "schema_version", "training.target", "training.memory"}
 
 
 def _flat(config: Config) -> dict[str, Any]:
@@ -169,7 +169,8 @@ def _anywhere(config: Config) -> Config:
 def _plain(config: Config) -> dict[str, Any]:
     """What decides the outcome, as plain data."""
     plain = config.model_dump(exclude=set(_PLACE), exclude_none=True)
-    plain["training"].pop("target", None)
+    for key in ("target", "memory"):
+        plain["training"].pop(key, None)
     return plain
 
 

@@ -229,7 +229,8 @@ class LocalFederation:
         lines = [f'[superlink]\ndefault = "{_CONNECTION}"\n\n[superlink.{_CONNECTION}]']
         lines.append(f'address = "{HOST}:{self.port}"')
         if self.tls:
-            make_keys(self.keys.folder, [HOST, "localhost"], self.app.sites)
+            hosts = [] if self.keys.certificate.exists() else [HOST, "localhost"]
+            make_keys(self.keys.folder, hosts, self.app.sites)
             lines.append(f'root-certificates = "{self.keys.ca}"')
         else:
             lines.append("insecure = true")

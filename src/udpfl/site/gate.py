@@ -103,7 +103,7 @@ class Gate:
                 message = run.client.answer(self._for_client(run, request))
             except (Refused, BudgetExceeded) as refusal:
                 self._log.note("refused", **place, why=plain(refusal))
-                log.warning(
+                log.info(
                     "refused round %d of run %s: %s", request.round, request.run, plain(refusal)
                 )
                 return self._without_message(plain(refusal), is_final=True)
