@@ -117,7 +117,7 @@ class ComparisonFolder:
         try:
             stored = json.loads((self.path / _INDEX).read_text(encoding="utf-8"))
             base, varied = load(stored["base"]), set(stored["varied"])
-            self._asked = {name: load(asked) for name, asked in stored["runs"].items()}
+            self._asked = {name: _anywhere(load(asked)) for name, asked in stored["runs"].items()}
             self.fixed = stored.get("fixed") is True  # an older file does not say
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InvalidInput("out", f"cannot read {self.path / _INDEX}: {error}") from None
