@@ -18,9 +18,8 @@ class Batches:
 
     def __init__(self, records: Sequence[Sequence[Tensor]], device: torch.device) -> None:
         self.sizes = [[len(own) for own in batch] for batch in records]
-        last = torch.zeros(
-            1, dtype=torch.int64, device=device
-        )  # what is not real is looked up here
+        # At the end there is what is looked up where nothing is real.
+        last = torch.zeros(1, dtype=torch.int64, device=device)
         self._flat = torch.cat([*(own.long() for batch in records for own in batch), last])
         sizes = torch.tensor(self.sizes)
         starts = (sizes.flatten().cumsum(0) - sizes.flatten()).view_as(sizes)

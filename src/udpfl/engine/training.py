@@ -22,7 +22,7 @@ from udpfl.engine.precision import DoubleSum, computing_in
 from udpfl.engine.randomness import Key, PrivateStream, poisson_samples, random_batches
 from udpfl.errors import Unsupported
 
-_DRAWN_AT_ONCE = 1 << 24
+_DRAWN_AT_ONCE = 1 << 22
 """Records, counted once for every step, whose samples are drawn together."""
 
 T = TypeVar("T")
@@ -209,7 +209,7 @@ class _Part:
         return parameters, clipped / sampled.clamp(min=1), ratios / steps.clamp(min=1)
 
     def _random_layers(self, step: int, device: torch.device) -> AbstractContextManager[None]:
-        if self.shared or (self.model.reentrant and device.type == "cuda"):
+        if self.shared or (device.type == "cuda" and self.model.reentrant):
             return nullcontext()
         return self.stream.layers(_keys(self.lanes, self.round, step, "layers")[0], device)
 
@@ -230,8 +230,8 @@ class _Part:
         while start < longest:
             width = self.widths.first if self.lanes.apart else self.widths.fit(longest - start)
             part = self._pass(parameters, *batches.rows(step, start, width))
-            is_only = start == 0 and width >= longest
-            total.add(part.sum if is_only else part.sum.clone())
+            several = start > 0 or width < longest
+            total.add(part.sum.clone() if several and parameters.is_cuda else part.sum)
             over += part.clipped
             start += width
         return total.value, over
@@ -243,9 +243,9 @@ class _Part:
         return widths_of(self.model, self.inputs, self.targets, self.lanes, stacked, self.limits)
 
     def _pass(self, parameters: Tensor, index: Tensor, real: Tensor) -> Clipped:
-        """The clipped sum of one pass, which the next one may overwrite."""
+        """The clipped sum of one pass, which the next one may overwrite on CUDA."""
         clipper, records = self.lanes.clipper, (self.inputs, self.targets)
-        if not self.model.recordable:
+        if not (parameters.is_cuda and self.model.recordable):
             return self._computed(parameters, index, real, clipper)
         return self.model.graphs.run(self._computed, records, parameters, index, real, clipper)
 

@@ -181,7 +181,7 @@ class InProcessClients:
             self._note_charge(*self._ledger.head())
         sent = {
             client.name: _Sent(
-                _message(request, client, step, lane, charge.events), len(charge.message)
+                _message(request, client, step, lane, charge.events).copy(), len(charge.message)
             )
             for lane, (client, charge) in enumerate(zip(clients, charges, strict=True))
             if client.name not in refused
@@ -220,7 +220,7 @@ def _message(
     return ClientMessage(
         client.name,
         request.round,
-        {name: tensor[lane].detach().clone() for name, tensor in step.tensors.items()},
+        {name: tensor[lane] for name, tensor in step.tensors.items()},
         tuple(map(event_to_json, events)),
         {"declared_size": client.plan.declared_size},
     )
