@@ -72,3 +72,13 @@ def test_a_signal_that_was_ignored_stays_ignored():
             signal.raise_signal(signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_a_machine_without_ps_ends_what_it_has_started(tmp_path, monkeypatch):
+    waits = [sys.executable, "-c", "import time; time.sleep(60)"]
+    process = Process(waits, tmp_path / "log", {}, tmp_path)
+    process.start()
+    assert process.is_running
+    monkeypatch.setenv("PATH", str(tmp_path))
+    process.stop()
+    assert not process.is_running

@@ -128,10 +128,13 @@ class _Running(NamedTuple):
 
 
 def _running() -> list[_Running]:
-    """All processes that have not ended."""
+    """All processes that have not ended; none is known where there is no `ps`."""
     listed = ["ps", "-A", "-o", "pid=,ppid=,pgid=,stat="]
-    lines = subprocess.run(listed, capture_output=True, text=True, check=False).stdout.splitlines()
-    found = [line.split() for line in lines]
+    try:
+        said = subprocess.run(listed, capture_output=True, text=True, check=False).stdout
+    except FileNotFoundError:
+        return []
+    found = [line.split() for line in said.splitlines()]
     return [_Running(*map(int, own[:3])) for own in found if not own[3].startswith("Z")]
 
 

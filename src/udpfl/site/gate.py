@@ -148,7 +148,7 @@ class Gate:
                     raise Refused(f"a site cannot be asked to {str(other)[:40]!r}")
         except Refused as refusal:
             self._log.note("refused", why=plain(refusal))
-            log.warning("refused a request: %s", plain(refusal))
+            log.info("refused a request: %s", plain(refusal))
             return self._without_message(plain(refusal), is_final=True).to_dict(), b""
         except Exception:
             why = plain(traceback.format_exc())
