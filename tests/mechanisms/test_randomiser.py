@@ -133,11 +133,12 @@ def test_a_direction_is_answered_as_often_as_it_should_be():
     """The sign of <message, x> is the answer: right with probability (1 + |x| tanh / bound) / 2."""
     for x, bound in (([0.3, -0.4, 0.0], 0.5), ([0.0, 0.2, 0.0], 0.8)):
         own = DirectionResponse(1.5, bound, 3)
-        found = messages(own, x, 3_000)
+        count = 16_000  # half the share is 9 standard deviations away
+        found = messages(own, x, count)
         right = int((found @ np.array(x) > 0).sum())
         share = np.linalg.norm(x) / bound
-        assert stats.binomtest(right, 3_000, truth(share, 1.5)).pvalue > 1e-6
-        assert stats.binomtest(right, 3_000, truth(share / 2, 1.5)).pvalue < 1e-3
+        assert stats.binomtest(right, count, truth(share, 1.5)).pvalue > 1e-6
+        assert stats.binomtest(right, count, truth(share / 2, 1.5)).pvalue < 1e-3
         assert np.linalg.norm(found, axis=1) == pytest.approx(own.size, rel=1e-5)
 
 
