@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -171,7 +171,8 @@ def _train(
             view = stack.enter_context(Live(console))
         else:
             stack.enter_context(logged_rounds())
-        observers = [*([view] if view else []), *watchers]
+        # It only has what it needs of an observer: to import that class takes longer than `--help`.
+        observers = [*([cast("Observer", view)] if view else []), *watchers]
         if resume is not None:
             if view and (resume / "config.toml").is_file():
                 view.expect(load(resume / "config.toml").training.rounds)
@@ -209,12 +210,6 @@ class Live:
     def expect(self, rounds: int) -> None:
         """How many rounds there will be."""
         self._task = self._bar.add_task("", total=rounds, figures="")
-
-    def on_message(self, message: Any) -> None:
-        """Nothing to show."""
-
-    def on_model(self, round_: int, model: Any) -> None:
-        """Nothing to show."""
 
     def on_round(self, row: dict[str, Any]) -> None:
         """Move the bar on."""

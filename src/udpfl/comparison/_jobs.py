@@ -63,17 +63,13 @@ class Job:
         return has_ended(self.folder)
 
 
-class _Rounds:
+class _Rounds(Observer):
     """An observer that only counts."""
 
     shows_progress = True
 
     def __init__(self, rounds: int, advance: Callable[[float], None]) -> None:
         self._rounds, self._advance = rounds, advance
-
-    def on_message(self, message: Any) -> None: ...
-
-    def on_model(self, round_: int, model: Any) -> None: ...
 
     def on_round(self, row: dict[str, Any]) -> None:
         self._advance(row["round"] / self._rounds)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 
@@ -19,9 +20,10 @@ from udpfl.federation._own_noise import own_noise
 from udpfl.federation._shuffle_notes import shuffle_notes
 from udpfl.federation._statements import Statements
 from udpfl.federation._stored_run import StoredRun
-from udpfl.federation.client import InProcessClients, LocalClient
+from udpfl.federation.client import InProcessClients, LocalClient, Receiver
 from udpfl.federation.local_training import Trainer
 from udpfl.federation.observers import Observer
+from udpfl.federation.progress import ProgressWriter, needs_messages, restore_progress
 from udpfl.federation.protection import Protection
 from udpfl.federation.selection import ClientSelection
 from udpfl.federation.server import Server
@@ -111,8 +113,8 @@ class Assembly:
         dimension = self.setup.model.layout.dimension
         return own_noise(self.setup.config, self.setup.algorithm, sizes, dimension)
 
-    def clients(self) -> InProcessClients:
-        """The client half."""
+    def clients(self, receiver: Receiver | None = None) -> InProcessClients:
+        """The client half; with a `receiver` it stores no messages."""
         setup, training = self.setup, self.setup.config.training
         limits = setup.limits(
             lanes=max(len(chosen) for chosen in self.selection.schedule),
@@ -128,6 +130,7 @@ class Assembly:
             self.ledger,
             TRUSTED if setup.algorithm.trusts_server else NOTE if training.shuffle else "",
             self.stored.folder.note_charge,
+            receiver,
         )  # fmt: skip
 
     @cached_property
@@ -149,11 +152,17 @@ class Assembly:
             ),
         )
 
-    def restore(self, server: Server) -> None:
-        """Put the server where the latest checkpoint left it; write the first one of a new run."""
-        folder = self.stored.folder
-        checkpoint = folder.read_checkpoint()
-        if checkpoint is not None:
+    def restore(self, server: Server) -> Mapping[str, Any] | None:
+        """Put the server where the last round left it; write the first checkpoint of a new run.
+
+        Returns the line of metrics of the last round, where that is not in a checkpoint yet.
+        """
+        folder, row = self.stored.folder, None
+        checkpoint, reached = folder.read_checkpoint(), self.ledger.progress(self.stored.run)
+        if reached is not None and (checkpoint is None or checkpoint.round < reached.round):
+            row = restore_progress(server, reached)
+            self._save(server)
+        elif checkpoint is not None:
             server.restore(checkpoint.round, checkpoint.tensors)
         elif any(self.ledger.rounds_charged(self.stored.run, number) for number in self.accounts):
             raise LedgerError(
@@ -162,8 +171,16 @@ class Assembly:
             )
         else:
             self._save(server)
-        if folder.metrics.exists():  # rounds after the checkpoint run again
+        if folder.metrics.exists():  # later rounds run again
             folder.rewrite_metrics(folder.read_metrics(server.round))
+        return row
+
+    def receiver(
+        self, server: Server, metrics: MetricsWriter, observers: Sequence[Observer]
+    ) -> Receiver | None:
+        """What stores rounds without their messages; None where messages are needed."""
+        needed = needs_messages(self.setup.config, self.setup.algorithm, observers)
+        return None if needed or self.protection else ProgressWriter(server, metrics.facts)
 
     def _save(self, server: Server) -> None:
         self.stored.folder.write_checkpoint(server.round, server.state(), self.ledger.head())
@@ -171,7 +188,7 @@ class Assembly:
     def watchers(
         self, server: Server, observers: Sequence[Observer], interrupted: threading.Event
     ) -> tuple[MetricsWriter, list[Watcher]]:
-        """Those who watch, in their order. The server is where the last checkpoint left it."""
+        """Those who watch, in their order. The server is where the last round left it."""
         setup, folder, training = self.setup, self.stored.folder, self.setup.config.training
         is_due = self._due(training.checkpoint_every)
         checkpoints = CheckpointWriter(server, self._save, is_due)

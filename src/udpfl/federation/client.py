@@ -3,6 +3,7 @@
 A stored answer is sent again. Where noise follows results, a client chooses what its budget holds
 (`_pacing.py`). A client whose budget would not hold does not train. Everyone else
 trains, and the charge and the answer are committed to the ledger together before the answer leaves.
+A simulation may commit the server's state in place of all answers (`progress.py`).
 The same code answers for all clients of a simulation at once, or for a single one whose whole state
 is in its ledger.
 """
@@ -10,8 +11,9 @@ is in its ledger.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from torch import Tensor
 
@@ -27,6 +29,7 @@ from udpfl.federation.plan import ReleasePlan
 from udpfl.federation.request import Answers, Request
 from udpfl.ledger.charges import Charge
 from udpfl.ledger.ledger import Ledger
+from udpfl.ledger.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -56,28 +59,16 @@ class LocalClient:
         return self if steps is None else replace(self, plan=replace(self.plan, steps=steps))
 
 
-class _Sent(NamedTuple):
-    """A message that leaves a client, and how many bytes it takes."""
+class Receiver(Protocol):
+    """Whoever receives a round in the memory of this process, before it is charged."""
 
-    message: ClientMessage
-    size: int
+    def received(
+        self, round_: int, answers: Answers
+    ) -> AbstractContextManager[tuple[Answers, Progress]]:
+        """The answers as received, and what to store of them.
 
-    @classmethod
-    def from_bytes(cls, data: bytes) -> _Sent:
-        """As it is stored."""
-        return cls(ClientMessage.from_bytes(data), len(data))
-
-
-@dataclass(frozen=True)
-class _Charged:
-    """What became of the clients that trained in a round."""
-
-    messages: dict[str, _Sent] = field(default_factory=dict)
-    """Stored with their charges, by client."""
-    refused: dict[str, str] = field(default_factory=dict)
-    """Whose budget does not hold the charge after all, and why."""
-    clipped_fraction: float | None = None
-    signal_to_noise: float | None = None
+        What was received counts only if nothing is raised inside.
+        """
 
 
 class InProcessClients:
@@ -90,6 +81,8 @@ class InProcessClients:
         ledger: Where answers are charged before they leave.
         note: Stands beside every charge in the ledger.
         note_charge: Called with the number and the hash of the last charge, after every round.
+        receiver: Receives a round before it is charged, so that what comes of it is stored in place
+            of all messages; without one messages are stored.
     """
 
     def __init__(
@@ -100,16 +93,17 @@ class InProcessClients:
         ledger: Ledger,
         note: str = "",
         note_charge: Callable[[int, str], None] | None = None,
+        receiver: Receiver | None = None,
     ) -> None:
         self._clients, self._run, self._trainer, self._ledger = clients, run, trainer, ledger
         self._note = note  # beside every charge in the ledger
-        self._note_charge = note_charge
+        self._note_charge, self._receiver = note_charge, receiver
 
     def answer(self, request: Request, chosen: Sequence[int]) -> Answers:
         """Answer for the clients with these numbers.
 
-        Guarantee: every message returned is stored in the ledger together with its charge, and no
-        client's charges exceed its budget.
+        Guarantee: every message returned, or the state of the server that received it, is stored in
+        the ledger together with its charge, and no client's charges exceed its budget.
         """
         clients = [self._clients[number].asked_for(request.steps) for number in chosen]
         stored = self._stored_messages(request.round, clients)
@@ -118,26 +112,24 @@ class InProcessClients:
         willing = [client for client in others if client.name not in refused]
         together = len(stored) + len(willing)
         mixed = [replace(own, plan=own.plan.mixed_with(together)) for own in willing]
-        charged = self._train_and_charge(request, mixed) if mixed else _Charged()
-        messages = {name: _Sent.from_bytes(data) for name, data in stored.items()}
-        messages |= charged.messages
-        sent = [messages[client.name] for client in clients if client.name in messages]
-        return Answers(
-            messages=[own.message for own in sent],
-            refused=refused | charged.refused,
-            bytes_up=sum(own.size for own in sent),
-            bytes_down=request.bytes * len(clients),
-            clipped_fraction=charged.clipped_fraction,
-            signal_to_noise=charged.signal_to_noise,
-        )
+        answers = Answers(refused=refused, bytes_down=request.bytes * len(clients))
+        messages = {name: ClientMessage.from_bytes(data) for name, data in stored.items()}
+        if mixed:
+            step = self._train(request, mixed)
+            answers = answers.measured(step.clipped_fraction, step.signal_to_noise)
+            if self._receiver is not None and not stored:
+                try:
+                    return self._charge_received(self._receiver, request, mixed, step, answers)
+                except BudgetExceeded:
+                    pass  # of some client: the others still answer
+            sent, late = self._charge_messages(request, mixed, step)
+            messages, answers = messages | sent, replace(answers, refused=refused | late)
+        return answers.sending([messages[own.name] for own in clients if own.name in messages])
 
     def _stored_messages(self, round_: int, clients: Sequence[LocalClient]) -> dict[str, bytes]:
         """What clients have sent in this round already, by their names."""
-        found = {
-            client.name: self._ledger.message(self._run, client.account, round_)
-            for client in clients
-        }
-        return {name: message for name, message in found.items() if message is not None}
+        found = self._ledger.messages(self._run, round_)
+        return {own.name: found[own.account] for own in clients if own.account in found}
 
     def _paced(self, request: Request, clients: Sequence[LocalClient]) -> list[LocalClient]:
         """The clients with plans that have the noise of this round, where it follows results."""
@@ -152,17 +144,49 @@ class InProcessClients:
         refusals = self._ledger.refusals(self._run, events)
         return {own.name: refusals[own.account] for own in clients if own.account in refusals}
 
-    def _train_and_charge(self, request: Request, clients: Sequence[LocalClient]) -> _Charged:
-        step = self._trainer.train(
+    def _train(self, request: Request, clients: Sequence[LocalClient]) -> Step:
+        """What these clients compute. Nobody but them has seen it."""
+        return self._trainer.train(
             request,
             [client.plan for client in clients],
             [client.records for client in clients],
             self._states(request, clients),
         )
+
+    def _charge_received(
+        self,
+        receiver: Receiver,
+        request: Request,
+        clients: Sequence[LocalClient],
+        step: Step,
+        answers: Answers,
+    ) -> Answers:
+        """Charge all of them and store what has come of their messages; all or none.
+
+        Raises:
+            BudgetExceeded: Of one of them; nothing is stored, and the server is what it was.
+        """
+        lanes = list(enumerate(clients))
+        messages = [_message(request, own, step, lane, step.events[lane]) for lane, own in lanes]
+        kept = step.state_on_cpu()
+        charges = [self._make_charge(request, own, kept, lane, None) for lane, own in lanes]
+        with receiver.received(request.round, answers.sending(messages)) as (received, progress):
+            self._ledger.commit(charges, request.settled, progress)
+            self._note_last_charge()
+        return received
+
+    def _charge_messages(
+        self, request: Request, clients: Sequence[LocalClient], step: Step
+    ) -> tuple[dict[str, ClientMessage], dict[str, str]]:
+        """Charge them and store their messages; returns those, and why others are refused."""
         on_cpu = step.on_cpu()
         charges = [
-            self._make_charge(request, client, on_cpu, lane) for lane, client in enumerate(clients)
-        ]
+            self._make_charge(
+                request, own, on_cpu, lane,
+                _message(request, own, on_cpu, lane, step.events[lane]).to_bytes(),
+            )
+            for lane, own in enumerate(clients)
+        ]  # fmt: skip
         names = {client.account: client.name for client in clients}
         refused: dict[str, str] = {}
         try:
@@ -177,27 +201,30 @@ class InProcessClients:
                     self._ledger.commit([charge], request.settled)
                 except BudgetExceeded as reason:
                     refused[names[charge.account]] = str(reason)
-        if self._note_charge is not None:  # a ledger that is put back later will lack this charge
-            self._note_charge(*self._ledger.head())
+        self._note_last_charge()
         sent = {
-            client.name: _Sent(
-                _message(request, client, step, lane, charge.events).copy(), len(charge.message)
-            )
+            client.name: _message(request, client, step, lane, charge.events).copy()
             for lane, (client, charge) in enumerate(zip(clients, charges, strict=True))
             if client.name not in refused
         }
-        return _Charged(sent, refused, step.clipped_fraction, step.signal_to_noise)
+        return sent, refused
 
-    def _make_charge(self, request: Request, client: LocalClient, step: Step, lane: int) -> Charge:
+    def _note_last_charge(self) -> None:
+        """A ledger that is put back later will lack this charge."""
+        if self._note_charge is not None:
+            self._note_charge(*self._ledger.head())
+
+    def _make_charge(
+        self, request: Request, client: LocalClient, step: Step, lane: int, message: bytes | None
+    ) -> Charge:
         """What a client sends and keeps, and the events that it is charged for."""
-        message = _message(request, client, step, lane, step.events[lane])
         kept = {name: tensor[lane] for name, tensor in step.state.items()}
         return Charge(
             account=client.account,
             run=self._run,
             round=request.round,
             events=step.events[lane],
-            message=message.to_bytes(),
+            message=message,
             state=tensors_to_bytes(kept) if kept else b"",
             note=self._note,
             fingerprint=client.fingerprint,
@@ -231,6 +258,7 @@ def _without_shuffling(charge: Charge) -> Charge:
     events = tuple(unshuffled(event) for event in charge.events)
     if events == charge.events:
         return charge
+    assert charge.message is not None, "it is stored"
     own = ClientMessage.from_bytes(charge.message)
     message = replace(own, events=tuple(map(event_to_json, events)))
     return replace(charge, events=events, message=message.to_bytes())

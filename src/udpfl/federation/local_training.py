@@ -67,7 +67,11 @@ class Step:
     def on_cpu(self) -> Step:
         """The same with its tensors in the memory of the CPU, each moved there in one piece."""
         tensors = {name: tensor.cpu() for name, tensor in self.tensors.items()}
-        return replace(self, tensors=tensors, state={n: t.cpu() for n, t in self.state.items()})
+        return replace(self.state_on_cpu(), tensors=tensors)
+
+    def state_on_cpu(self) -> Step:
+        """The same with what clients keep in the memory of the CPU."""
+        return replace(self, state={name: tensor.cpu() for name, tensor in self.state.items()})
 
 
 @dataclass(frozen=True)

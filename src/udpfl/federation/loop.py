@@ -48,7 +48,9 @@ def train(
         answers = clients.answer(request, chosen)  # charged before they leave
         selection.note_refusals(round_, answers.refused)
         if answers.messages:
-            seen = server.receive(round_, answers.messages)
+            seen = answers.seen  # a simulation stores with the charges what has come of them
+            if seen is None:
+                seen = server.receive(round_, answers.messages)
             for watcher in watchers:
                 watcher.after_round(FinishedRound(round_, answers, seen, began))
         elif answers.refused and (stopped := selection.end_of_run(round_)):

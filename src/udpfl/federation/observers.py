@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 class Observer(Protocol):
     """Override what you want to see. Tensors are copies: changing them changes nothing.
 
+    A run that nobody wants to see messages of stores none: after a crash they are gone.
+
     Example:
         >>> from udpfl import Observer
         >>> class Losses(Observer):
@@ -50,6 +52,21 @@ class Follower(Observer, Protocol):
     def on_end(self, run: Run) -> None:
         """The finished run; not called where a run is interrupted or fails."""
         return None
+
+
+def sees_messages(observer: Observer) -> bool:
+    """Whether an observer does something with messages; where none does, they are not stored."""
+    return _has_own(observer, "on_message")
+
+
+def sees_models(observer: Observer) -> bool:
+    """Whether an observer does something with models."""
+    return _has_own(observer, "on_model")
+
+
+def _has_own(observer: Observer, name: str) -> bool:
+    method = getattr(observer, name, None)
+    return method is not None and getattr(method, "__func__", method) is not getattr(Observer, name)
 
 
 def announce(observers: Iterable[Observer], moment: str, *what: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 from udpfl.accounting import Composed, Release, Repeated
@@ -123,6 +124,15 @@ class ReleasePlan:
 
     def event(self, trainings: int = 1) -> Event | None:
         """What so many trainings cost this client; None where no privacy is claimed."""
+        if trainings not in self._events:  # asked for in every round, several times
+            self._events[trainings] = self._event(trainings)
+        return self._events[trainings]
+
+    @cached_property
+    def _events(self) -> dict[int, Event | None]:
+        return {}
+
+    def _event(self, trainings: int) -> Event | None:
         if self.release is None:
             return None
         rate, count = self.sampled

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from udpfl.algorithms import ClientMessage, Tensors
 
@@ -69,3 +69,13 @@ class Answers:
     """Share of gradients that were clipped; computed from private data, for simulations only."""
     signal_to_noise: float | None = None
     """Length of a clipped sum over that of its noise; for simulations only as well."""
+    seen: Sequence[ClientMessage] | None = None
+    """The messages as stages left them, where the server has received them already."""
+
+    def sending(self, messages: Sequence[ClientMessage]) -> Answers:
+        """The same with messages, in the order in which clients were asked."""
+        return replace(self, messages=messages, bytes_up=sum(own.size for own in messages))
+
+    def measured(self, clipped_fraction: float | None, signal_to_noise: float | None) -> Answers:
+        """The same with the diagnostics of a simulation."""
+        return replace(self, clipped_fraction=clipped_fraction, signal_to_noise=signal_to_noise)

@@ -93,10 +93,13 @@ def run(
 def _train(parts: Assembly, observers: Sequence[Observer]) -> Ending:
     """All rounds that are left, and what the run has come to."""
     seconds_before = parts.stored.folder.drop_summary()
-    server, clients = parts.server(), parts.clients()
-    parts.restore(server)
+    server = parts.server()
+    last = parts.restore(server)
     with patient_interrupt() as interrupted:
         metrics, watchers = parts.watchers(server, observers, interrupted)
+        clients = parts.clients(parts.receiver(server, metrics, observers))
+        if last is not None:
+            metrics.note_missing(last)
         if server.round == len(parts.selection):
             log.warning("all rounds are already trained: only the results are written again")
         stopped = train(server, clients, parts.selection, watchers)

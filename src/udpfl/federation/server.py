@@ -7,7 +7,8 @@ the shuffler run here as well; in a deployment they are parties of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -94,6 +95,18 @@ class Server:
             self._state = stage.publish(round_, self._state)
         self.round = round_
         return seen
+
+    @contextmanager
+    def provisionally(self) -> Iterator[None]:
+        """What is received inside counts only if nothing is raised inside."""
+        before = {name: tensor.clone() for name, tensor in self.state().items()}
+        round_, saved = self.round, self._saved
+        try:
+            yield
+        except BaseException:
+            self.restore(round_, before)
+            self._saved = saved
+            raise
 
     def sort(self, messages: Sequence[ClientMessage]) -> Sequence[ClientMessage]:
         """Messages in the order in which the method reads them."""

@@ -11,7 +11,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -24,7 +24,7 @@ from udpfl.engine import LaneModel
 from udpfl.errors import UdpflError
 from udpfl.federation._statements import spread
 from udpfl.federation.evaluation import Evaluation
-from udpfl.federation.observers import Observer
+from udpfl.federation.observers import Observer, sees_messages, sees_models
 from udpfl.federation.request import Answers
 from udpfl.federation.server import Server
 from udpfl.runs.folder import RunFolder
@@ -97,10 +97,12 @@ class MessageRecorder(Watcher):
                 name = message.client or f"message-{number}"
                 self.folder.write_update(done.round, name, message.to_bytes())
         for observer in self.observers:
-            for message in done.messages:
-                observer.on_message(message.copy())
-            named = self.model.layout.named(self.server.model.detach().cpu().clone())
-            observer.on_model(done.round, named)
+            if sees_messages(observer):
+                for message in done.messages:
+                    observer.on_message(message.copy())
+            if sees_models(observer):
+                named = self.model.layout.named(self.server.model.detach().cpu().clone())
+                observer.on_model(done.round, named)
 
 
 class MetricsWriter(Watcher):
@@ -121,9 +123,27 @@ class MetricsWriter(Watcher):
         self._spending, self._is_due, self._learning_rate = spending, is_due, learning_rate
         self.rows = folder.read_metrics(server.round)
         """Of the rounds so far."""
+        self._known: tuple[Answers, dict[str, Any]] | None = None
+        """The facts of a round that were asked for before it was charged."""
 
     def after_round(self, done: FinishedRound) -> None:
-        row = self._measure(done)
+        known = self._known
+        facts = known[1] if known and known[0] is done.answers else self.facts(done)
+        self._known = None  # it holds the messages of a round
+        self._append(facts, done.began)
+
+    def note_missing(self, facts: Mapping[str, Any]) -> None:
+        """Write the line of a round that was charged and aggregated before a crash, if it is not
+        there."""
+        if not self.rows or self.rows[-1]["round"] < facts["round"]:
+            self._append(facts)
+
+    def _append(self, facts: Mapping[str, Any], began: float | None = None) -> None:
+        row = dict(facts)
+        if self._is_due(row["round"]):
+            row |= self._evaluated()
+        if began is not None:
+            row["seconds"] = round(time.perf_counter() - began, 4)
         row |= self._newly_reached(row)
         self._folder.append_metrics(row)
         self.rows.append(row)
@@ -146,12 +166,13 @@ class MetricsWriter(Watcher):
         reached = self._target.first_reached([*self.rows, row])
         return {} if reached is None else {"reached": reached.to_dict()}
 
-    def _measure(self, done: FinishedRound) -> dict[str, Any]:
-        row: dict[str, Any] = {"round": done.round, "accuracy": None, "loss": None}
-        if self._is_due(done.round):
-            row |= self._evaluated()
+    def facts(self, done: FinishedRound) -> dict[str, Any]:
+        """A round's line of metrics, without an evaluation."""
         answers, is_hidden = done.answers, self._server.hides_participation
-        return row | {
+        facts: dict[str, Any] = {
+            "round": done.round,
+            "accuracy": None,
+            "loss": None,
             "participants": len(answers.messages),
             "refused": len(answers.refused),
             "bytes_up": answers.bytes_up,
@@ -167,6 +188,8 @@ class MetricsWriter(Watcher):
                 "signal_to_noise": None if is_hidden else answers.signal_to_noise,
             },
         }
+        self._known = answers, facts
+        return facts
 
 
 class CheckpointWriter(Watcher):

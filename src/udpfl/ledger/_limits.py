@@ -118,10 +118,9 @@ class Limits:
         owner = self._accounts.owner(account)
         if owner.runs == "many":
             return
-        query = "SELECT run FROM charges WHERE account = ? AND run != ? LIMIT 1"
-        if others := self._file.rows(query, account, run):
+        if others := self._balances.charged(account).by_run.keys() - {run}:
             raise LedgerError(
-                f"the account of {owner.name} is for the run {others[0][0]} only, whose plan was "
+                f"the account of {owner.name} is for the run {min(others)} only, whose plan was "
                 "accounted as a whole; use a shared ledger for several runs"
             )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
+from typing import Any
 
 from udpfl.errors import LedgerError
 from udpfl.ledger.charges import Charge
@@ -26,7 +27,8 @@ class Outbox:
     def put(self, charge: Charge) -> None:
         """Store an answer, inside the transaction that charges it."""
         answer = (charge.run, charge.account, charge.round)
-        self._file.insert("outbox", *answer, charge.message, charge.state, _digest(charge.message))
+        digest = "" if charge.message is None else _digest(charge.message)
+        self._file.insert("outbox", *answer, charge.message, charge.state or None, digest)
 
     def answered(self, run: str, round: int, accounts: Sequence[int]) -> set[int]:
         """Those accounts that answered the round, even if their messages were dropped since."""
@@ -39,14 +41,24 @@ class Outbox:
 
     def message(self, run: str, account: int, round: int) -> bytes | None:
         """The stored answer; None if there is none, or it was dropped."""
-        query = f"SELECT CAST(message AS BLOB), digest FROM outbox WHERE {_ANSWER}"
-        rows = self._file.rows(query, run, account, round)
-        if not rows or rows[0][0] is None:
-            return None
-        message: bytes = rows[0][0]
-        if _digest(message) != rows[0][1]:
-            raise LedgerError(f"{_named(run, account, round)} is damaged: it must not be sent")
-        return message
+        query = f"SELECT account, CAST(message AS BLOB), digest FROM outbox WHERE {_ANSWER}"
+        return self._sendable(run, round, self._file.rows(query, run, account, round)).get(account)
+
+    def messages(self, run: str, round: int) -> dict[int, bytes]:
+        """The answers of a round that are stored, by account."""
+        query = (
+            "SELECT account, CAST(message AS BLOB), digest FROM outbox "
+            "WHERE run = ? AND round = ? AND message IS NOT NULL"
+        )
+        return self._sendable(run, round, self._file.rows(query, run, round))
+
+    def _sendable(self, run: str, round: int, rows: list[tuple[Any, ...]]) -> dict[int, bytes]:
+        """The messages among these rows, as they were stored."""
+        found = {account: message for account, message, _ in rows if message is not None}
+        for account, _, digest in rows:
+            if account in found and _digest(found[account]) != digest:
+                raise LedgerError(f"{_named(run, account, round)} is damaged: it must not be sent")
+        return found
 
     def state(self, run: str, account: int) -> bytes | None:
         """What the client keeps from its latest answered round; None before the first."""

@@ -24,6 +24,7 @@ from udpfl.ledger.charges import Entry, entries
 from udpfl.ledger.decisions import Decision, Decisions
 from udpfl.ledger.divisions import Divisions, Takeover
 from udpfl.ledger.file import LedgerFile
+from udpfl.ledger.progress import Progress, ProgressTable
 from udpfl.ledger.seals import Sealed, Seals
 from udpfl.ledger.spending import as_event, totals_of
 
@@ -38,7 +39,7 @@ class LedgerReader:
             if read_only:
                 self._file.copy_into_memory()
             upgrade(self._file)
-        self._outbox = Outbox(self._file)
+        self._outbox, self._progress = Outbox(self._file), ProgressTable(self._file)
         self._decisions = Decisions(self._file)
         self._accounts = Accounts(self._file, self._decisions)
         self._reservations = Reservations(self._decisions)
@@ -241,9 +242,17 @@ class LedgerReader:
         """The stored answer to a repeated request; None if there is none, or it was dropped."""
         return self._outbox.message(run, account, round)
 
+    def messages(self, run: str, round: int) -> dict[int, bytes]:
+        """All answers of a round that are stored, by account."""
+        return self._outbox.messages(run, round)
+
     def state(self, run: str, account: int) -> bytes | None:
         """What the client keeps from its latest answered round; None before the first."""
         return self._outbox.state(run, account)
+
+    def progress(self, run: str) -> Progress | None:
+        """What a simulation goes on with that stored no messages; None where nothing is stored."""
+        return self._progress.of(run)
 
     # For auditors
 
@@ -277,4 +286,4 @@ class LedgerReader:
 
         Without `events` nobody tries to read the releases, which may name code of one's own.
         """
-        return problems_of(self._file, self._outbox, events=events)
+        return problems_of(self._file, self._outbox, self._progress, events=events)

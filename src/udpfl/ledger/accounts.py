@@ -196,7 +196,7 @@ class Accounts:
         """The budget that was set last; None before the first."""
         self.owner(account)
         found = self._decisions.last("budget", account)
-        return Budget(**found.content) if found else None
+        return _budget(**found.content) if found else None
 
     def set_budget(self, account: int, budget: Budget, reason: str, author: str | None) -> None:
         """Set what all releases of the account may cost, inside a transaction.
@@ -255,6 +255,11 @@ def _require_texts(**values: str) -> None:
     for name, value in values.items():
         if not isinstance(value, str) or not value.strip():
             raise InvalidInput(name, f"must be a text, got {value!r}")
+
+
+@lru_cache(maxsize=1024)
+def _budget(epsilon: float, delta: float) -> Budget:
+    return Budget(epsilon, delta)
 
 
 @lru_cache(maxsize=1024)

@@ -38,7 +38,8 @@ class Charge:
     run: str
     round: int
     events: tuple[Event, ...]
-    message: bytes = field(repr=False)
+    message: bytes | None = field(repr=False)
+    """What was sent; None where nobody will ask for it again, see `Progress`."""
     state: bytes = field(default=b"", repr=False)
     note: str = ""
     """What else is to be known about it; a part of the chain."""
@@ -50,10 +51,9 @@ class Charge:
             raise InvalidInput("round", f"must be a whole number >= 0, got {self.round!r}")
         object.__setattr__(self, "round", int(self.round))
         object.__setattr__(self, "events", tuple(self.events))
-        for name in ("message", "state"):
-            if not isinstance(getattr(self, name), bytes):
-                kind = type(getattr(self, name)).__name__
-                raise InvalidInput(name, f"must be bytes, got {kind}")
+        for name, value in (("message", self.message or b""), ("state", self.state)):
+            if not isinstance(value, bytes):
+                raise InvalidInput(name, f"must be bytes, got {type(value).__name__}")
 
 
 def import_id(content: str) -> str:

@@ -27,6 +27,7 @@ from udpfl.ledger._reader import LedgerReader
 from udpfl.ledger.accounts import Runs
 from udpfl.ledger.chain import Head
 from udpfl.ledger.charges import Chain, Charge, imported_charge
+from udpfl.ledger.progress import Progress
 from udpfl.ledger.seals import Digests
 from udpfl.ledger.spending import totals_of
 
@@ -86,6 +87,7 @@ class Ledger(LedgerReader):
         """
         with self._file.writing():
             self._runs.end(run, Head(*head), files, outcome)
+            self._progress.drop(run)
             return self.decided()
 
     # Accounts and budgets
@@ -213,11 +215,15 @@ class Ledger(LedgerReader):
 
     # Charging
 
-    def commit(self, charges: Sequence[Charge], settled: int = -1) -> None:
+    def commit(
+        self, charges: Sequence[Charge], settled: int = -1, progress: Progress | None = None
+    ) -> None:
         """Charge and store all these answers, or none of them.
 
         Nobody will ask again for a round up to `settled` of the same runs: those messages are
         dropped to make room. Their charges and digests stay, and every client's latest state.
+        Where one process holds clients and server, `progress` is stored in place of the messages of
+        a round: all charges are of that round then, and of one run.
 
         Guarantee: on return every charge is on disk and within its account's budget, together with
         everything that any process charged before. On an exception nothing is stored, and no
@@ -239,6 +245,11 @@ class Ledger(LedgerReader):
             for run in {charge.run for charge in charges}:
                 self._outbox.forget(run, settled)
             self._store(priced)
+            if progress is not None:
+                ((run, round_),) = {(charge.run, charge.round) for charge in charges}
+                if round_ != progress.round:
+                    raise InvalidInput("progress", f"is of round {progress.round}, not {round_}")
+                self._progress.put(run, progress)
 
     def _store(self, priced: Sequence[tuple[Charge, Counter[str]]]) -> None:
         randomness = {run: self._runs.randomness(run) for run in {own.run for own, _ in priced}}
