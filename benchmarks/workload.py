@@ -113,7 +113,7 @@ def so_far() -> Used:
     return Used(time.perf_counter(), usage.ru_utime + usage.ru_stime, usage.ru_minflt)
 
 
-class Stopwatch:
+class Stopwatch(udpfl.Observer):
     """An observer that notes what every round took, all of it: from row to row of metrics.
 
     `between` runs after every round and is not counted.
@@ -123,10 +123,6 @@ class Stopwatch:
         self._used: list[Used] = []
         self._between = between
         self._began = so_far()
-
-    def on_message(self, message: Any) -> None: ...
-
-    def on_model(self, round_: int, model: Any) -> None: ...
 
     def on_round(self, row: dict[str, Any]) -> None:
         self._used.append(so_far() - self._began)

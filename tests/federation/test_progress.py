@@ -6,13 +6,12 @@ import pytest
 import torch
 
 import udpfl
+from tests.golden_cases import CASES, Sent, settings
+from tests.golden_cases import blobs as golden_blobs
+from tests.golden_cases import network as golden_network
 from tests.small import PowerCut, Seen, blobs, linear
-from tests.test_golden import CASES, Sent, settings
-from tests.test_golden import blobs as golden_blobs
-from tests.test_golden import network as golden_network
 from udpfl.errors import BudgetExceeded
-from udpfl.federation._assembly import Assembly
-from udpfl.federation.progress import needs_messages
+from udpfl.federation._progress import needs_messages
 from udpfl.federation.server import Server
 from udpfl.federation.watchers import CheckpointWriter, MetricsWriter
 from udpfl.ledger.ledger import Ledger
@@ -242,7 +241,44 @@ def test_what_a_server_took_back_left_nothing(case, tmp_path, monkeypatch):
         return original(self, round_, messages)
 
     monkeypatch.setattr(Server, "receive", receive)
-    assert Assembly.receiver is not None
     given = settings(case, tmp_path / "run")
     udpfl.run(given, data=golden_blobs(), model=golden_network(), observers=[Seen()])
     assert seen == [2]
+
+
+def test_what_is_settled_is_not_moved_by_a_round_taken_back():
+    """Clients may forget what is in the older of two checkpoints, whatever was tried since."""
+    server = Server(udpfl.algorithms.FedAvg(udpfl.algorithms.ServerStep()), torch.zeros(2))
+    answer = udpfl.ClientMessage("a", 0, {"update": torch.ones(2)}, (), {"declared_size": 9})
+    for round_ in (1, 2, 3):
+        server.receive(round_, [answer])
+        if round_ == 1:
+            server.note_saved()
+    with pytest.raises(PowerCut), server.provisionally():  # noqa: PT012
+        server.receive(4, [answer])
+        raise PowerCut
+    server.note_saved()
+    assert server.settled == 1  # and not 3, of which there is no checkpoint
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_stored_messages_and_new_ones_are_one_round(tmp_path, monkeypatch):
+    """Before the crash one client of three was charged alone, because the others had to wait."""
+    original, calls = Ledger.commit, iter(range(1, 1000))
+
+    def commit(self, charges, *args, **kwargs):
+        number = next(calls)
+        if number == 3:  # all together, in round 3
+            raise BudgetExceeded("lowered")
+        if number == 5:  # after client-0 was charged by itself
+            raise PowerCut
+        return original(self, charges, *args, **kwargs)
+
+    whole = run(tmp_path / "whole")
+    with monkeypatch.context() as patched:
+        patched.setattr(Ledger, "commit", commit)
+        with pytest.raises(PowerCut):
+            run(tmp_path / "run")
+    resumed = run(tmp_path / "run", resume=True)
+    assert torch.equal(weights(whole), weights(resumed))
+    assert charges(whole) == charges(resumed)

@@ -17,13 +17,13 @@ from udpfl.federation._calibration import why_nothing_is_claimed
 from udpfl.federation._learning_rate import learning_rate
 from udpfl.federation._matching import match_notes
 from udpfl.federation._own_noise import own_noise
+from udpfl.federation._progress import ProgressWriter, needs_messages, restore_progress
 from udpfl.federation._shuffle_notes import shuffle_notes
 from udpfl.federation._statements import Statements
 from udpfl.federation._stored_run import StoredRun
 from udpfl.federation.client import InProcessClients, LocalClient, Receiver
 from udpfl.federation.local_training import Trainer
 from udpfl.federation.observers import Observer
-from udpfl.federation.progress import ProgressWriter, needs_messages, restore_progress
 from udpfl.federation.protection import Protection
 from udpfl.federation.selection import ClientSelection
 from udpfl.federation.server import Server

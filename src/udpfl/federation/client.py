@@ -3,7 +3,7 @@
 A stored answer is sent again. Where noise follows results, a client chooses what its budget holds
 (`_pacing.py`). A client whose budget would not hold does not train. Everyone else
 trains, and the charge and the answer are committed to the ledger together before the answer leaves.
-A simulation may commit the server's state in place of all answers (`progress.py`).
+A simulation may commit the server's state in place of all answers (`_progress.py`).
 The same code answers for all clients of a simulation at once, or for a single one whose whole state
 is in its ledger.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Self
 
@@ -60,11 +60,9 @@ class LedgerReader:
         """Close the file; closing twice is fine."""
         self._file.close()
 
-    @contextmanager
-    def snapshot(self) -> Iterator[None]:
+    def snapshot(self) -> AbstractContextManager[None]:
         """Whatever is read inside is of one moment; other processes may write meanwhile."""
-        with self._file.snapshot():
-            yield
+        return self._file.snapshot()
 
     @property
     def is_new(self) -> bool:
@@ -190,8 +188,7 @@ class LedgerReader:
         At the delta of the account's budget unless `delta` says otherwise. Where something was
         imported, a note says what that takes on trust. With a `nominal_run` that has released
         something, its own number in scalar accounting, by the accountant that planned it, stands in
-        front of all that. With `up_to`, what was charged after the charge of that number is left
-        out.
+        front of all that. With `up_to`, later charges than that are left out.
 
         An account of one run is stated with the run's whole plan, one of many runs by its filter:
         both hold whenever somebody stops. `fixed_beforehand` is the number for what was charged if
@@ -200,10 +197,8 @@ class LedgerReader:
         return self._balances.statement(account, delta, nominal_run, up_to, fixed_beforehand)
 
     def would_exceed(self, account: int, event: Event, run: str = "") -> bool:
-        """Whether the event would break the account's budget; never, where none is set.
-
-        What other runs have reserved counts as spent. What this `run` has reserved is its own.
-        """
+        """Whether the event would break the account's budget; never, where none is set. What other
+        runs have reserved counts as spent."""
         self._accounts.owner(account)
         with self._file.snapshot():
             return not self._balances.fits(account, {run: totals_of([event])})
@@ -236,8 +231,6 @@ class LedgerReader:
         """What these clients take over if they hold these parts of one data set from now on."""
         return self._divisions.taken_over(clients, block)
 
-    # Answers already given
-
     def message(self, run: str, account: int, round: int) -> bytes | None:
         """The stored answer to a repeated request; None if there is none, or it was dropped."""
         return self._outbox.message(run, account, round)
@@ -253,8 +246,6 @@ class LedgerReader:
     def progress(self, run: str) -> Progress | None:
         """What a simulation goes on with that stored no messages; None where nothing is stored."""
         return self._progress.of(run)
-
-    # For auditors
 
     def history(self, account: int | None = None) -> Iterator[Entry]:
         """Every charge in the order it was made, of one account or of all."""

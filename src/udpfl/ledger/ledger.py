@@ -222,8 +222,7 @@ class Ledger(LedgerReader):
 
         Nobody will ask again for a round up to `settled` of the same runs: those messages are
         dropped to make room. Their charges and digests stay, and every client's latest state.
-        Where one process holds clients and server, `progress` is stored in place of the messages of
-        a round: all charges are of that round then, and of one run.
+        Where one process holds clients and server, `progress` stands for a round's messages.
 
         Guarantee: on return every charge is on disk and within its account's budget, together with
         everything that any process charged before. On an exception nothing is stored, and no
@@ -246,10 +245,7 @@ class Ledger(LedgerReader):
                 self._outbox.forget(run, settled)
             self._store(priced)
             if progress is not None:
-                ((run, round_),) = {(charge.run, charge.round) for charge in charges}
-                if round_ != progress.round:
-                    raise InvalidInput("progress", f"is of round {progress.round}, not {round_}")
-                self._progress.put(run, progress)
+                self._progress.put(progress, charges)
 
     def _store(self, priced: Sequence[tuple[Charge, Counter[str]]]) -> None:
         randomness = {run: self._runs.randomness(run) for run in {own.run for own, _ in priced}}

@@ -6,11 +6,12 @@ messages of a round this is stored, once, together with their charges.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from typing import NamedTuple
 
-from udpfl.errors import LedgerError
+from udpfl.errors import InvalidInput, LedgerError
+from udpfl.ledger.charges import Charge
 from udpfl.ledger.file import LedgerFile
 
 _TABLE = (
@@ -35,8 +36,12 @@ class ProgressTable:
     def __init__(self, file: LedgerFile) -> None:
         self._file = file
 
-    def put(self, run: str, progress: Progress) -> None:
-        """Store it in place of the one before, inside the transaction that charges the round."""
+    def put(self, progress: Progress, charges: Iterable[Charge]) -> None:
+        """Store it in place of the one before, inside the transaction of these charges: all of
+        them are of that round, and of one run."""
+        ((run, round_),) = {(charge.run, charge.round) for charge in charges}
+        if round_ != progress.round:
+            raise InvalidInput("progress", f"is of round {progress.round}, not {round_}")
         # Made when it is first needed: most ledgers, and all of sites, never have it.
         self._file.write(_TABLE)
         self.drop(run)
