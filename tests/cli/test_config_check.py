@@ -53,6 +53,16 @@ def test_every_problem_is_listed_at_once(capsys, tmp_path):
     assert "did you mean mlp?" in said["model.name"]
 
 
+def test_a_federation_is_shown_with_its_own_section_and_whose_the_budgets_are(capsys, tmp_path):
+    code, out, _ = checked(capsys, tmp_path, "[deploy]\nround_timeout = 60.0\n")
+    assert code == 0
+    assert "round_timeout = 60.0" in out
+    assert "each site has a budget of its own" in " ".join(out.split())
+    code, out, _ = checked(capsys, tmp_path, "seed = 3\n")
+    assert code == 0
+    assert "site" not in out
+
+
 def test_what_a_method_needs_is_said_at_once(capsys, tmp_path):
     """One error after the other before."""
     text = (

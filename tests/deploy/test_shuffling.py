@@ -247,3 +247,12 @@ def test_a_key_of_two_sites_and_a_missing_private_one_are_refused(tmp_path):
         ShufflerParty(ShufflerConfig.of({**config, "sites": {"a": good, "b": good}}))
     with pytest.raises(WrongKey, match=r"^key: cannot read"):
         ShufflerParty(ShufflerConfig.of({"key": str(tmp_path / "none"), "sites": {"a": good}}))
+
+
+def test_a_shuffler_that_could_never_mix_is_refused(tmp_path):
+    path, _ = make_seal(tmp_path, "shuffler")
+    _, good = make_seal(tmp_path, "client-0")
+    config = {"key": str(path), "state": str(tmp_path / "mixed"), "sites": {"a": good}}
+    with pytest.raises(WrongKey, match=r"^minimum: must be at most the number of \[sites\]"):
+        ShufflerParty(ShufflerConfig.of({**config, "minimum": 2}))
+    ShufflerParty(ShufflerConfig.of({**config, "minimum": 1}))

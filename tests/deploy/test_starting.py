@@ -20,6 +20,7 @@ from tests.site.samples import policy as small_policy
 from udpfl import InvalidInput, Unsupported
 from udpfl.cli.app import app as cli
 from udpfl.cli.app import call
+from udpfl.cli.deploy import _time_for as time_for
 from udpfl.deploy import Federation, run_federation
 from udpfl.deploy.keys import make_keys
 from udpfl.deploy.settings import DeployConfig
@@ -248,6 +249,11 @@ def refused(capfd, *words):
     assert call([str(word) for word in words]) == 2
     (line,) = capfd.readouterr().err.splitlines()
     return line.removeprefix("udpfl: error: ")
+
+
+@pytest.mark.parametrize(("rounds", "minutes"), [(1, "1 minute,"), (5, "2 minutes,")])
+def test_a_demo_never_says_that_it_takes_no_time(rounds, minutes):
+    assert f"about {minutes}" in time_for(rounds)
 
 
 def test_what_is_wrong_is_called_as_the_command_line_calls_it(tmp_path, capfd):

@@ -59,6 +59,17 @@ def test_a_name_that_stands_for_nothing_is_refused(tmp_path, verb, changes, key,
     assert f"did you mean {meant}?" in dict(done.exception.problems)[key]
 
 
+def test_check_says_which_part_of_the_records_is_used(tmp_path):
+    text = run("site", "check", written(tmp_path, data={"part": 1, "parts": 3})).stdout
+    assert ", part 2 of 3, inputs" in text
+
+
+def test_a_loader_that_is_not_there_is_refused_with_the_folder_of_the_code(tmp_path):
+    done = run("site", "check", written(tmp_path, data={"name": "no_such_module:load"}))
+    assert isinstance(done.exception, InvalidInput)
+    assert f"looked for in code = {str(tmp_path)!r}" in str(done.exception)
+
+
 @pytest.mark.parametrize("verb", ["check", "serve"])
 def test_a_ledger_of_another_kind_is_said_before_a_server_asks(tmp_path, verb):
     own = gate(tmp_path, budget={"runs": "one"})

@@ -83,6 +83,7 @@ def check(
     udpfl config check my.toml --full > whole.toml
     """
     values = apply(read(path), overrides or ())
+    deploy = values.get("deploy")
     whole, is_deployed = dict(values), values.pop("deploy", None) is not None
     settings, problems = _looked_at(values)
     if is_deployed:
@@ -96,7 +97,7 @@ def check(
     if full:
         typer.echo(dump(settings), nl=False)
     else:
-        Console(emoji=False).print(_summary(path, settings), highlight=False)
+        Console(emoji=False).print(_summary(path, settings, deploy), highlight=False)
 
 
 def _looked_at(values: dict[str, Any]) -> tuple[Config, list[tuple[str, str]]]:
@@ -167,8 +168,11 @@ _ALWAYS = {
 }
 
 
-def _summary(path: Path, settings: Config) -> Table:
-    """What a file sets and what matters most, a paragraph for each section."""
+def _summary(path: Path, settings: Config, deploy: Mapping[str, Any] | None = None) -> Table:
+    """What a file sets and what matters most, a paragraph for each section.
+
+    With `deploy`, the section of a deployed federation: there the sites have the budgets.
+    """
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -187,9 +191,14 @@ def _summary(path: Path, settings: Config) -> Table:
             replaced = name == "local_steps" and settings.training.local_epochs is not None
             if not replaced and (name in _ALWAYS[key] or own != standard[key].get(name)):
                 section.append(f"{name} = {_said(own)}")
-    for key, said in sections.items():
-        if said:
-            table.add_row(key, Text(", ".join(said)))
+    if deploy is not None:
+        sections["deploy"] = [f"{key} = {_said(value)}" for key, value in deploy.items()]
+    for key, lines in sections.items():
+        if lines:
+            table.add_row(key, Text(", ".join(lines)))
+    if deploy is not None:
+        said = "each site has a budget of its own; [privacy] here can only ask for more noise"
+        table.add_row("", Text(said, style="dim"))
     table.add_row("", Text("all else is at its default; --full prints every key", style="dim"))
     return table
 

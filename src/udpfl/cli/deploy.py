@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import time
@@ -37,6 +38,8 @@ _RECORDS = 4000
 """Training records of the embedded default."""
 _SECONDS_A_ROUND = 5
 """What Flower takes for a round of three nodes on two cores; see docs/performance.md."""
+_SECONDS_TO_START = 40
+"""Until the first round begins, and from the last one until all processes have ended."""
 
 
 @deploy.command()
@@ -153,9 +156,9 @@ def demo(
 ) -> None:
     """Train the embedded default on Flower: a server and sites as processes on this machine.
 
-    SuperLink and SuperNodes are started with certificates and node keys, beside every SuperNode the
-    service that holds the site's records, policy and ledger. All of them end with the command,
-    also if it is interrupted.
+    SuperLink and SuperNodes are started with certificates and node keys. Beside
+    every SuperNode runs the service that holds the site's records, policy and
+    ledger. All of them end with the command, also if it is interrupted.
 
     Examples:
 
@@ -168,8 +171,7 @@ def demo(
     stamp = f"{datetime.now():%Y%m%d-%H%M%S}"
     folder = dir_ or Path("deployments") / f"demo-{stamp}-{os.getpid() % 10_000:04d}"
     app = _new_app(folder, "dir", nodes, rounds)
-    minutes = rounds * _SECONDS_A_ROUND / 60
-    _say(f"{nodes} sites, {rounds} rounds, about {minutes:.0f} minutes; logs in {folder / 'logs'}")
+    _say(f"{nodes} sites, {rounds} rounds, {_time_for(rounds)}; logs in {folder / 'logs'}")
     out = folder.absolute() / "run"
     with ended_by_signals(), LocalFederation(app, tls=tls) as federation:
         _say("starting the SuperLink, and a service and a SuperNode for every site")
@@ -182,6 +184,12 @@ def demo(
         _show(result, federation)
     if result["rounds"] < rounds:
         raise typer.Exit(1)
+
+
+def _time_for(rounds: int) -> str:
+    """How long a demo takes on an idle machine, in whole minutes."""
+    minutes = math.ceil((_SECONDS_TO_START + rounds * _SECONDS_A_ROUND) / 60)
+    return f"about {minutes} minute{'' if minutes == 1 else 's'}, longer on a busy machine"
 
 
 def _say(text: str) -> None:
@@ -268,7 +276,10 @@ def shuffler(
     from udpfl.deploy.shuffling import ShufflerConfig, ShufflerParty
     from udpfl.site.service import serve
 
-    serve(ShufflerParty(ShufflerConfig.read(config)), socket, most=1 << 32)
+    own = ShufflerConfig.read(config)
+    party = ShufflerParty(own)
+    said = f"shuffler of {', '.join(own.sites)} answers at {socket}, mixes {own.minimum} or more"
+    serve(party, socket, most=1 << 32, ready=lambda: _say(said))
 
 
 @deploy.command()

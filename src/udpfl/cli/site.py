@@ -105,8 +105,8 @@ def serve(
 ) -> None:
     """Answer requests within a policy, at a local socket, until the process is stopped.
 
-    The process that speaks to the network (Flower's SuperNode) needs this socket and nothing else:
-    run it as another user, who cannot read the records.
+    The process that speaks to the network (Flower's SuperNode) needs this socket
+    and nothing else: run it as another user, who cannot read the records.
 
     Example:
 

@@ -86,7 +86,8 @@ class ShufflerParty:
     """Answers requests to mix; see `site.service` for how it is reached.
 
     Raises:
-        WrongKey: The private key cannot be read, or what is given for a site is no public key.
+        WrongKey: The private key cannot be read, what is given for a site is no public key, or
+            there are fewer sites than messages that have to be mixed.
     """
 
     def __init__(self, config: ShufflerConfig) -> None:
@@ -96,6 +97,12 @@ class ShufflerParty:
             raise WrongKey("key", error.message) from None
         if problems := [(f"sites.{name}", why) for name, why in _not_keys(config.sites)]:
             raise refusal(problems)
+        if config.minimum > len(config.sites):
+            raise WrongKey(
+                "minimum",
+                f"must be at most the number of [sites], which is {len(config.sites)}, got "
+                f"{config.minimum}: no round would have enough messages",
+            )
         self._state = Path(config.state)
         self._state.mkdir(parents=True, exist_ok=True)
 

@@ -23,17 +23,20 @@ def require_names(policy: Policy) -> None:
 
 
 def _problems(policy: Policy) -> Iterator[tuple[str, str]]:
-    yield from _unknown("data.name", "data", policy.data.name, data.BUILT_IN)
+    code = policy.code
+    yield from _unknown("data.name", "data", policy.data.name, data.BUILT_IN, code)
     for model in policy.server.models:
-        yield from _unknown("server.models", "models", model.name, models.BUILT_IN)
+        yield from _unknown("server.models", "models", model.name, models.BUILT_IN, code)
     for name in policy.server.methods:
-        yield from _unknown("server.methods", "algorithms", name, algorithms.BUILT_IN)
+        yield from _unknown("server.methods", "algorithms", name, algorithms.BUILT_IN, code)
 
 
 def _unknown(
-    key: str, kind: Kind, name: str, built_in: Mapping[str, Any]
+    key: str, kind: Kind, name: str, built_in: Mapping[str, Any], code: str
 ) -> Iterator[tuple[str, str]]:
     try:
         resolve(kind, name, built_in)
     except InvalidInput as error:
-        yield key, error.message
+        is_missing = isinstance(error.__cause__, ModuleNotFoundError)
+        hint = f"; the policy's own files are looked for in code = {code!r}" if is_missing else ""
+        yield key, error.message + hint

@@ -129,7 +129,7 @@ def serve(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    log.info("answering at %s", service.path)
+    log.debug("answering at %s", service.path)
     ready()
     try:
         service.run()

@@ -43,9 +43,10 @@ def summary_of(gate: Gate) -> dict[str, str]:
     shape, runs = "×".join(map(str, facts.input_shape)), own.budget.runs
     sealed = "every message is sealed for it" if own.shuffler.public_key else "none"
     person = f", all rows of one {own.data.person!r} are one unit" if own.data.person else ""
+    part = "" if own.data.part is None else f", part {own.data.part + 1} of {own.data.parts}"
     rows = {
         "site": own.name,
-        "records": f"{own.data.name}, inputs {shape}, {facts.outputs} outputs, "
+        "records": f"{own.data.name}{part}, inputs {shape}, {facts.outputs} outputs, "
         f"declared {own.data.declared_size:,}",
         "unit": f"{', '.join(own.releases.units)}{person}",
         "budget": f"ε = {own.budget.epsilon:g} at δ = {own.budget.delta:g}, "
