@@ -255,4 +255,5 @@ def test_a_shuffler_that_could_never_mix_is_refused(tmp_path):
     config = {"key": str(path), "state": str(tmp_path / "mixed"), "sites": {"a": good}}
     with pytest.raises(WrongKey, match=r"^minimum: must be at most the number of \[sites\]"):
         ShufflerParty(ShufflerConfig.of({**config, "minimum": 2}))
-    ShufflerParty(ShufflerConfig.of({**config, "minimum": 1}))
+    with pytest.raises(WrongKey, match=r"^minimum: must be 2 or more, got 1"):
+        ShufflerParty(ShufflerConfig.of({**config, "minimum": 1}))

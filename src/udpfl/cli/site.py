@@ -59,7 +59,8 @@ def init(
 def check(policy: Policy_) -> None:
     """Read a policy and the records that it names; say what is allowed and what was spent.
 
-    Nothing is trained or released.
+    Nothing is trained or released. Ledger and keys are made in the folder `state` if
+    they are not there: call it as the user who will run the service.
 
     Example:
 

@@ -63,7 +63,7 @@ class ShufflerConfig(Section):
         default="state", description="Folder where it notes which rounds it has mixed."
     )
     key: Text = Field(default="shuffler.key", description="File with its private key.")
-    minimum: Count = Field(default=3, description="Fewest messages that it mixes.")
+    minimum: Count = Field(default=3, description="Fewest messages that it mixes, 2 or more.")
     sites: dict[Text, Text] = Field(
         description="The public keys of the sites, by their names.",
         examples=[{"clinic-a": "rQvqY0oXnQb2v1pQ0o7w4H8n3sF2m5u6kq9Zl1t8xE0="}],
@@ -97,6 +97,8 @@ class ShufflerParty:
             raise WrongKey("key", error.message) from None
         if problems := [(f"sites.{name}", why) for name, why in _not_keys(config.sites)]:
             raise refusal(problems)
+        if config.minimum < 2:
+            raise WrongKey("minimum", f"must be 2 or more, got {config.minimum}: one is not mixed")
         if config.minimum > len(config.sites):
             raise WrongKey(
                 "minimum",
