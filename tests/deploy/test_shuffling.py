@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from udpfl.deploy.keys import make_seal
 from udpfl.deploy.shuffling import ShufflerConfig, ShufflerParty, pack, unpack
 from udpfl.deploy.transport import Node, Reply
 from udpfl.errors import Refused, WrongKey
+from udpfl.site import sealing
 from udpfl.site.sealing import Letter, read_key, seal
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -247,3 +249,37 @@ def test_a_key_of_two_sites_and_a_missing_private_one_are_refused(tmp_path):
         ShufflerParty(ShufflerConfig.of({**config, "sites": {"a": good, "b": good}}))
     with pytest.raises(WrongKey, match=r"^key: cannot read"):
         ShufflerParty(ShufflerConfig.of({"key": str(tmp_path / "none"), "sites": {"a": good}}))
+
+
+def _signed(message):
+    """What one site signs in the place of its message."""
+
+    def seal_it(letter, signed_by, sealed_for):
+        return seal(replace(letter, message=message(letter.message)), signed_by, sealed_for)
+
+    return seal_it
+
+
+def _without_size(data):
+    return replace(ClientMessage.from_bytes(data), metadata={}).to_bytes()
+
+
+def _nested(letter, signed_by, sealed_for):
+    """What anybody can seal: its head is not to be read."""
+    with pytest.MonkeyPatch.context() as patch:
+        head = b"[" * 200_000
+        patch.setattr(sealing, "_inner", lambda _: len(head).to_bytes(4, "little") + head)
+        return seal(letter, signed_by, sealed_for)
+
+
+@pytest.mark.parametrize("bad", [_signed(lambda _: b"?"), _signed(_without_size), _nested])
+def test_a_site_that_signs_no_message_does_not_keep_the_others_from_being_mixed(tmp_path, bad):
+    own = sites(tmp_path, minimum=2)
+    keys = {n: read_key(site.shuffler.signing_key) for n, site in own.sites.items()}
+    public = own.sites[10].shuffler.public_key
+    known = dict(own.party._config.sites)
+    message = ClientMessage("", 1, {"update": torch.zeros(3)}, (), {"declared_size": 60}).to_bytes()
+    letters = [Letter(name, "run-1", 1, "work", message) for name in sorted(known)]
+    sealed = [seal(letter, keys[10 + n], public) for n, letter in enumerate(letters)]
+    sealed[0] = bad(letters[0], keys[10], public)
+    assert len(own.party.mix("run-1", 1, sealed)) == 2
