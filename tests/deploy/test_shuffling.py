@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.deploy.faults import long
 from tests.deploy.memory import Memory, federation, ledgers
 from tests.deploy.one_process import in_one_process, seeded, weights
 from tests.site.samples import policy
@@ -216,6 +217,14 @@ def test_sites_with_a_shuffler_take_no_part_in_a_run_without_one(tmp_path):
         run_federation(federation({"attempts": 1}, **plain), own, out=tmp_path / "plain")
     with ledgers(own) as found:
         assert [ledger.head()[0] for ledger in found] == [0] * 3
+
+
+def test_a_sealed_message_that_is_far_too_long_does_not_reach_the_shuffler(tmp_path):
+    own = sites(tmp_path, minimum=2)
+    own.faults = [long]
+    served = run_federation(federation(DEPLOY, **SHUFFLE), own, out=tmp_path / "run")
+    assert [row["participants"] for row in served.metrics] == [2, 3, 3]
+    assert [row.get("ignored") for row in served.metrics] == [1, None, None]
 
 
 def test_a_shuffler_that_is_not_there_is_waited_for(tmp_path):
