@@ -84,6 +84,15 @@ def another_site(call):
     return Reply({**reply.about, "site": "client-9"}, reply.body)
 
 
+def _stating(**said):
+    def fault(call):
+        reply = call.answer()
+        about = {**reply.about, "privacy": {**reply.about["privacy"], **said}}
+        return Reply(about, reply.body)
+
+    return fault
+
+
 BAD = {
     "nan": _with(lambda own: own * torch.nan),
     "infinite": _with(lambda own: own + torch.inf),
@@ -101,6 +110,10 @@ BAD = {
     "empty": empty,
     "long": long,
     "another site": another_site,
+    "lists for remarks": _stating(notes=[["a remark"]]),
+    "tables for assumptions": _stating(assumptions=[{"assumes": "that"}]),
+    "no accountant": _stating(accountant=None),
+    "no number": _stating(epsilon=10**400),
 }
 """Replies that are left out of the round."""
 GONE = {"lost": lost, "died": died, "silent": silent, "late": late}

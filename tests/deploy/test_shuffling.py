@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
 
+from tests.deploy.faults import long
 from tests.deploy.memory import Memory, federation, ledgers
 from tests.deploy.one_process import in_one_process, seeded, weights
 from tests.site.samples import policy
@@ -18,6 +20,7 @@ from udpfl.deploy.keys import make_seal
 from udpfl.deploy.shuffling import ShufflerConfig, ShufflerParty, pack, unpack
 from udpfl.deploy.transport import Node, Reply
 from udpfl.errors import Refused, WrongKey
+from udpfl.site import sealing
 from udpfl.site.sealing import Letter, read_key, seal
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -216,6 +219,14 @@ def test_sites_with_a_shuffler_take_no_part_in_a_run_without_one(tmp_path):
         assert [ledger.head()[0] for ledger in found] == [0] * 3
 
 
+def test_a_sealed_message_that_is_far_too_long_does_not_reach_the_shuffler(tmp_path):
+    own = sites(tmp_path, minimum=2)
+    own.faults = [long]
+    served = run_federation(federation(DEPLOY, **SHUFFLE), own, out=tmp_path / "run")
+    assert [row["participants"] for row in served.metrics] == [2, 3, 3]
+    assert [row.get("ignored") for row in served.metrics] == [1, None, None]
+
+
 def test_a_shuffler_that_is_not_there_is_waited_for(tmp_path):
     own = sites(tmp_path)
     own.nodes = lambda: Memory.nodes(own)
@@ -257,3 +268,37 @@ def test_a_shuffler_that_could_never_mix_is_refused(tmp_path):
         ShufflerParty(ShufflerConfig.of({**config, "minimum": 2}))
     with pytest.raises(WrongKey, match=r"^minimum: must be 2 or more, got 1"):
         ShufflerParty(ShufflerConfig.of({**config, "minimum": 1}))
+
+
+def _signed(message):
+    """What one site signs in the place of its message."""
+
+    def seal_it(letter, signed_by, sealed_for):
+        return seal(replace(letter, message=message(letter.message)), signed_by, sealed_for)
+
+    return seal_it
+
+
+def _without_size(data):
+    return replace(ClientMessage.from_bytes(data), metadata={}).to_bytes()
+
+
+def _nested(letter, signed_by, sealed_for):
+    """What anybody can seal: its head is not to be read."""
+    with pytest.MonkeyPatch.context() as patch:
+        head = b"[" * 200_000
+        patch.setattr(sealing, "_inner", lambda _: len(head).to_bytes(4, "little") + head)
+        return seal(letter, signed_by, sealed_for)
+
+
+@pytest.mark.parametrize("bad", [_signed(lambda _: b"?"), _signed(_without_size), _nested])
+def test_a_site_that_signs_no_message_does_not_keep_the_others_from_being_mixed(tmp_path, bad):
+    own = sites(tmp_path, minimum=2)
+    keys = {n: read_key(site.shuffler.signing_key) for n, site in own.sites.items()}
+    public = own.sites[10].shuffler.public_key
+    known = dict(own.party._config.sites)
+    message = ClientMessage("", 1, {"update": torch.zeros(3)}, (), {"declared_size": 60}).to_bytes()
+    letters = [Letter(name, "run-1", 1, "work", message) for name in sorted(known)]
+    sealed = [seal(letter, keys[10 + n], public) for n, letter in enumerate(letters)]
+    sealed[0] = bad(letters[0], keys[10], public)
+    assert len(own.party.mix("run-1", 1, sealed)) == 2

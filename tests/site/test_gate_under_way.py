@@ -69,6 +69,16 @@ def test_a_shuffler_is_not_for_methods_that_keep_something(tmp_path):
     assert list(own.ledger.history()) == []
 
 
+def test_noise_that_follows_results_does_not_mark_a_site(tmp_path):
+    key = tmp_path / "client-0.seal"
+    key.write_text(new_key())
+    own = {"public_key": opening_public(new_key()), "signing_key": str(key)}
+    sealing = gate(tmp_path, releases={"paces": True, "per_round": 1}, shuffler=own)
+    pace = {"pace": "plateau", "pace_follows": "update", "ledger": "anybody's"}
+    training = {"shuffle": True, "rounds": 20}
+    assert "mark a site" in sealing.answer(request(privacy=pace, training=training)).refused
+
+
 def test_a_run_without_a_shuffler_is_refused_where_messages_are_sealed(tmp_path):
     """Nobody could open them: the site would be charged for nothing."""
     (tmp_path / "signing.key").write_text(new_key())

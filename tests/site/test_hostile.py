@@ -176,6 +176,20 @@ def test_tensors_of_stages_are_for_runs_that_have_them(tmp_path):
     message_of(own.answer(replace(sent, round=2, tensors={**clip, "clip": torch.tensor(2.0)})))
 
 
+@pytest.mark.parametrize("mechanism", ["gaussian", "laplace", "staircase"])
+def test_no_run_begins_with_a_clip_that_cannot_be_computed(tmp_path, mechanism):
+    own = gate(tmp_path, releases={"mechanisms": [mechanism]})
+    for clip, times, is_possible in ((5e-7, 1.1e-4, False), (5e-7, 2.1e-4, True), (1.0, 1.0, True)):
+        sent = request(
+            run=f"run-{is_possible}-{times:g}".replace(".", ""),
+            privacy={"clip_quantile": 0.5, "clip": clip},
+        )
+        asked = replace(sent, tensors={**sent.tensors, "clip": torch.tensor(times)})
+        answer = own.answer(asked)
+        assert ("times the planned one" in answer.refused) != is_possible
+        assert own.ledger.knows(sent.run) == bool(answer.message) == is_possible
+
+
 def test_a_network_with_more_parameters_than_allowed_is_refused(tmp_path):
     own = gate(tmp_path, server={"parameters": DIMENSION - 1})
     assert "10 parameters are more than the 9 of the policy" in own.answer(request()).refused

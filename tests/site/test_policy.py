@@ -12,6 +12,7 @@ import torch
 from tests.site.samples import gate, message_of, policy, request
 from udpfl import InvalidInput
 from udpfl.config.documents import example
+from udpfl.data import as_dataset
 from udpfl.site import Policy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -127,3 +128,27 @@ def test_records_are_not_split_by_what_other_records_there_are(tmp_path):
     values["data"] = {**values["data"], "test": 0.2}
     with pytest.raises(InvalidInput, match="a file of their own"):
         Policy.of(values)
+
+
+def _arrays(*, seed, directory, test, options):
+    """Arrays, without a word on how many classes there are."""
+    labels = np.arange(60) % 2
+    labels[17] = options["rare"]
+    return np.zeros((60, 4), np.float32), labels
+
+
+def _stated(*, seed, directory, test, options):
+    return as_dataset(_arrays(seed=0, directory=None, test=0, options=options), classes=5)
+
+
+def test_what_a_site_says_of_itself_does_not_depend_on_one_label(tmp_path):
+    counted = {"name": f"{__name__}:_arrays", "options": {"rare": 4}}
+    with pytest.raises(InvalidInput, match="must state the labels"):
+        gate(tmp_path, data=counted).describe()
+    for rare in (1, 4):
+        stated = {"name": f"{__name__}:_stated", "options": {"rare": rare}}
+        assert gate(tmp_path, data=stated).describe().outputs == 5
+    unstated = {"path": "patients.csv", "target": "ill", "scale": "none", "ignore": ["patient"]}
+    found = with_table(tmp_path, options=unstated)
+    with pytest.raises(InvalidInput, match="must state the labels"):
+        found.describe()

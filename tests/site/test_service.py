@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -19,8 +20,8 @@ import tomli_w
 from tests.repository import ROOT
 from tests.site.samples import policy, request
 from udpfl import InvalidInput, Ledger
-from udpfl.site import Policy
-from udpfl.site.connection import ServiceUnreachable, ask, socket_path
+from udpfl.site import Policy, service
+from udpfl.site.connection import _LENGTHS, ServiceUnreachable, ask, socket_path
 from udpfl.site.service import _make_room
 
 
@@ -120,3 +121,36 @@ def test_passing_a_request_on_loads_no_torch():
 def test_long_paths_of_sockets_are_refused(tmp_path):
     with pytest.raises(InvalidInput, match="too long"):
         socket_path(tmp_path / ("x" * 120))
+
+
+class _Echo:
+    """Answers whatever comes."""
+
+    def handle(self, about, body):
+        return dict(about), body
+
+    def close(self):
+        pass
+
+
+def test_who_sends_a_byte_now_and_then_keeps_nobody_waiting_for_long(monkeypatch):
+    monkeypatch.setattr(service, "_PATIENCE", 0.5)
+    path = Path(tempfile.mkdtemp(prefix="u")) / "s"
+    own = service.Service(_Echo(), path, 1000)
+    threading.Thread(target=own.run, daemon=True).start()
+    over = threading.Event()
+
+    def trickle():
+        with socket.socket(socket.AF_UNIX) as slow, contextlib.suppress(OSError):
+            slow.connect(str(path))
+            slow.sendall(_LENGTHS.pack(60, 0))
+            while not over.wait(0.2):
+                slow.sendall(b" ")
+
+    threading.Thread(target=trickle, daemon=True).start()
+    time.sleep(0.2)
+    began = time.monotonic()
+    assert ask(path, {"ask": "anything"}, b"")
+    assert time.monotonic() - began < 8
+    over.set()
+    own.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 
 import pytest
 import torch
@@ -111,3 +112,15 @@ def with_ledger(changes):
 
 def proposed_or_plateau(changes):
     return settings_to_propose(load(with_ledger(changes)))
+
+
+def test_a_header_that_would_fill_the_memory_is_not_read():
+    text = b'{"__metadata__":{},"x":[' + b"{}," * (1 << 22) + b"{}]}"
+    body = len(text).to_bytes(8, "little") + text
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidInput, match="its header has"):
+            SiteRequest.read(body, {"client": 0})
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from decimal import ROUND_CEILING, Decimal
@@ -185,16 +186,30 @@ class PrivacyStatement:
                 raise InvalidInput(
                     f"statement.{name}", f"must be one of {get_args(choices)}, got {plain[name]!r}"
                 )
-        numbers: dict[str, float] = {}
-        for name in ("epsilon", "delta", "vector_epsilon"):
-            value = math.inf if plain[name] == "inf" else plain[name]
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
-                raise InvalidInput(f"statement.{name}", f"must be a number >= 0, got {value!r}")
-            numbers[name] = float(value)
+        numbers = {name: _number(name, plain[name]) for name in _NUMBERS}
         if not isinstance(plain["trusts_server"], bool):
             raise InvalidInput("statement.trusts_server", "must be true or false")
-        said = {name: tuple(plain[name]) for name in ("assumptions", "notes")}
+        if not isinstance(plain["accountant"], str):
+            raise InvalidInput("statement.accountant", "must be text")
+        said = {name: _texts(name, plain[name]) for name in ("assumptions", "notes")}
         return cls(**{**plain, **numbers, **said})
+
+
+_NUMBERS = ("epsilon", "delta", "vector_epsilon")
+
+
+def _number(name: str, value: Any) -> float:
+    value = math.inf if value == "inf" else value
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not value >= 0 or sys.float_info.max < value < math.inf:
+        raise InvalidInput(f"statement.{name}", f"must be a number >= 0, got {str(value)[:40]!r}")
+    return float(value)
+
+
+def _texts(name: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(own, str) for own in value):
+        raise InvalidInput(f"statement.{name}", "must be a list of text")
+    return tuple(value)
 
 
 _TRUSTED_SERVER = "assumes a server that adds the noise"

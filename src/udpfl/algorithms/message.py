@@ -18,6 +18,8 @@ except ImportError:
     raise MissingExtra("safetensors", "train") from None
 
 Tensors = dict[str, Tensor]
+_LONGEST_HEADER = 1 << 23
+"""Bytes. A text of tables takes many times its length of memory once it is read."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,8 @@ def tensors_from_bytes(data: bytes) -> tuple[Tensors, dict[str, Any]]:
     """Named tensors on the CPU, and the header."""
     try:
         length = int.from_bytes(data[:8], "little")
+        if length > _LONGEST_HEADER:
+            raise ValueError(f"its header has {length:,} bytes, more than {_LONGEST_HEADER:,}")
         header = json.loads(data[8 : 8 + length]).get("__metadata__", {})
         return load(data), json.loads(header.get("udpfl", "{}"))
     except Exception as error:  # safetensors raises its own type for each kind of damage

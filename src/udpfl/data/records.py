@@ -148,6 +148,8 @@ class DataSet:
     """How the cells of a table became these numbers, if they were one."""
     owner_names: tuple[str, ...] | None = None
     """What the clients of `owners` are called, where the data says it."""
+    labels_found: bool = False
+    """Whether nobody has stated the labels, so that they are those which occur in the records."""
 
     def __post_init__(self) -> None:
         if self.task not in get_args(Task):

@@ -153,6 +153,7 @@ def build(
         else {},
         test_owners=tuple(spans(map(len, held_out))) if clients and held_out else None,
         class_names=schema.labels or None,
+        labels_found=bool(schema.labels) and options.get("labels") is None,
         schema=schema,
         owner_names=tuple(Path(file).stem for file, _ in table.files) if clients else None,
     )

@@ -152,6 +152,7 @@ def _from_arrays(
     pairs = _clients(data)
     tests = [] if splitting else _clients(amount)
     pairs, tests, names = _numbered(pairs, tests, labels)
+    labels_found = labels is None and classes is None
     if names is not None:
         if classes not in (None, len(names)):
             raise InvalidInput("data.classes", f"is {classes}, but there are {len(names)} labels")
@@ -178,6 +179,7 @@ def _from_arrays(
         test_columns=test_extra,
         test_owners=_positions(test_records) if is_by_client and splitting else None,
         class_names=names,
+        labels_found=labels_found and task == "classification",
     )
 
 

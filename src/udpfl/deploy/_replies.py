@@ -47,14 +47,22 @@ class ReplyCheck:
         each = (shape.numel() * dtype.itemsize for shape, dtype in self.shapes.values())
         return sum(each) + _HEADER
 
+    def require_short(self, data: bytes) -> None:
+        """Refuse what is longer than any message, sealed or not.
+
+        Raises:
+            BadReply: It is.
+        """
+        if len(data) > self.most:
+            raise BadReply(f"a message of {len(data):,} bytes, where {self.most:,} are enough")
+
     def __call__(self, site: str, round_: int, data: bytes) -> ClientMessage:
         """The message of a site in a round; of a site without a name where it was mixed.
 
         Raises:
             BadReply: It is another one, or cannot be aggregated.
         """
-        if len(data) > self.most:
-            raise BadReply(f"a message of {len(data):,} bytes, where {self.most:,} are enough")
+        self.require_short(data)
         try:
             message = ClientMessage.from_bytes(data)
             weight = message.metadata["declared_size"]

@@ -140,14 +140,16 @@ class ShufflerParty:
             Refused: There are too few, or others than when this round was mixed before.
         """
         letters: dict[str, Letter] = {}
+        messages: dict[str, ClientMessage] = {}
         for data in sealed:
             try:
                 letter = unseal(data, self._key, dict(self._config.sites))
+                message = _nameless(letter)
             except NotSealed as error:
                 log.warning("round %d of %s: %s", round_, run, plain(error))
                 continue
-            if (letter.run, letter.round) == (run, round_):
-                letters.setdefault(letter.site, letter)
+            if (letter.run, letter.round) == (run, round_) and letter.site not in letters:
+                letters[letter.site], messages[letter.site] = letter, message
         letters = _asked_alike(letters)
         if len(letters) < self._config.minimum:
             raise Refused(
@@ -155,9 +157,9 @@ class ShufflerParty:
                 f"anybody: at least {self._config.minimum} are mixed"
             )
         self._require_same(run, round_, letters)
-        messages = [ClientMessage.from_bytes(own.message) for own in letters.values()]
-        SystemRandom().shuffle(messages)
-        return [anonymous(message).to_bytes() for message in messages]
+        mixed = [messages[site] for site in letters]
+        SystemRandom().shuffle(mixed)
+        return [message.to_bytes() for message in mixed]
 
     def _require_same(self, run: str, round_: int, letters: Mapping[str, Letter]) -> None:
         """Refuse another set of messages for a round that was mixed: the difference would tell."""
@@ -169,6 +171,14 @@ class ShufflerParty:
             write_whole(path, digest.encode())
         elif path.read_text() != digest:
             raise Refused(f"round {round_} was mixed already, with other messages")
+
+
+def _nameless(letter: Letter) -> ClientMessage:
+    """The message without a name; one that cannot be read is not to keep the others from mixing."""
+    try:
+        return anonymous(ClientMessage.from_bytes(letter.message))
+    except Exception as error:  # whatever a site has signed
+        raise NotSealed(f"{letter.site} has signed what is no message: {error}") from None
 
 
 def _not_keys(sites: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -414,6 +414,7 @@ class RemoteSites:
             if answer.message and answer.is_sealed != self._is_mixed:
                 kind = "sealed for a shuffler" if answer.is_sealed else "not sealed"
                 raise BadReply(f"a message that is {kind}, and the run is not like that")
+            self._check.require_short(answer.message)  # nobody but the shuffler reads a sealed one
             if answer.message and not answer.is_sealed:
                 self._check(site, round_, answer.message)
         except (BadReply, InvalidInput, TypeError) as error:

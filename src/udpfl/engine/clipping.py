@@ -27,7 +27,7 @@ the rest is spare. A constant: a margin that followed the batch would let one re
 everybody's clip.
 """
 
-_SMALLEST, _LARGEST = 1e-10, 1e10
+SMALLEST, LARGEST = 1e-10, 1e10
 """Bounds between which float32 squares neither vanish nor overflow unnoticed."""
 
 
@@ -80,9 +80,9 @@ class NormClipper(Clipper):
         self.bounds = tuple(bounds)
         self._lowered_on: dict[torch.device, Tensor] = {}
         for bound in self.bounds:
-            if not _SMALLEST <= bound <= _LARGEST:
+            if not SMALLEST <= bound <= LARGEST:
                 raise InvalidInput(
-                    "clip", f"must lie between {_SMALLEST:g} and {_LARGEST:g}, got {bound!r}"
+                    "clip", f"must lie between {SMALLEST:g} and {LARGEST:g}, got {bound!r}"
                 )
 
     @property

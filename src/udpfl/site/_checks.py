@@ -50,6 +50,11 @@ def _reasons(policy: Policy, proposal: Proposal, request: SiteRequest) -> Iterat
             "training.shuffle: the policy seals every message for a shuffler, and this run has "
             "none, so nobody could open what the site sends"
         )
+    if policy.shuffler.public_key is not None and privacy.pace == "plateau":
+        yield (
+            "privacy.pace: how much noise follows results depends on what each site has reserved, "
+            "by which a server could mark a site, so it cannot be used with a shuffler"
+        )
     yield from cohort_reasons(policy, request)
 
 

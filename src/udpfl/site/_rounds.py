@@ -9,6 +9,7 @@ from functools import cached_property
 import torch
 
 from udpfl.algorithms import Tensors
+from udpfl.engine.clipping import LARGEST, SMALLEST
 from udpfl.errors import Refused
 from udpfl.federation.request import CLIP, PACE, PULL_TARGET
 from udpfl.federation.single_client import ClientSetup
@@ -75,18 +76,27 @@ class Rounds:
                 )
             elif not torch.isfinite(tensor).all():
                 yield f"the tensor {name!r} is not finite"
-            elif name == CLIP and not _LEAST_CLIP <= float(tensor) <= self._most_clip:
+            elif name == CLIP and not self._least_clip <= float(tensor) <= self._most_clip:
                 yield (
                     f"the clip is {float(tensor):g} times the planned one, and the policy allows "
-                    f"{_LEAST_CLIP:g} to {self._most_clip:g} times that"
+                    f"{self._least_clip:g} to {self._most_clip:g} times that"
                 )
+
+    @property
+    def _clip(self) -> float:
+        clip = self.setup.config.privacy.clip
+        assert isinstance(clip, float)
+        return clip
+
+    @property
+    def _least_clip(self) -> float:
+        """How far a clip that adapts may go below the planned one, so that it can be computed."""
+        return max(_LEAST_CLIP, SMALLEST * (1 + 1e-9) / self._clip)
 
     @property
     def _most_clip(self) -> float:
         """How far a clip that adapts may go above the planned one."""
-        clip = self.setup.config.privacy.clip
-        assert isinstance(clip, float)
-        return self.policy.releases.clip / clip
+        return min(self.policy.releases.clip, LARGEST * (1 - 1e-9)) / self._clip
 
     @cached_property
     def _needed(self) -> Tensors:

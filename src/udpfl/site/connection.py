@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import socket
 import struct
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,25 +52,33 @@ def send(connection: socket.socket, parcel: Parcel) -> None:
         connection.sendall(parcel.body)
 
 
-def receive(connection: socket.socket, most: int) -> Parcel:
+def receive(connection: socket.socket, most: int, within: float | None = None) -> Parcel:
     """Read a parcel with at most so many bytes in its body.
+
+    Args:
+        connection: Where it comes from.
+        most: Bytes that its body may have.
+        within: Seconds until all of it has to be there; None waits as long as it takes.
 
     Raises:
         ValueError: It is longer, or is no parcel.
-        OSError: The connection broke.
+        OSError: The connection broke, or the time is over.
     """
-    about, body = _LENGTHS.unpack(_exactly(connection, _LENGTHS.size))
+    ends = None if within is None else time.monotonic() + within
+    about, body = _LENGTHS.unpack(_exactly(connection, _LENGTHS.size, ends))
     if about > _MOST_ABOUT or body > most:
         raise ValueError(f"a parcel of {about + body:,} bytes is longer than {most:,}")
-    table = json.loads(_exactly(connection, about))
+    table = json.loads(_exactly(connection, about, ends))
     if not isinstance(table, dict):
         raise ValueError("a parcel begins with a table")
-    return Parcel(table, _exactly(connection, body))
+    return Parcel(table, _exactly(connection, body, ends))
 
 
-def _exactly(connection: socket.socket, length: int) -> bytes:
+def _exactly(connection: socket.socket, length: int, ends: float | None) -> bytes:
     pieces, left = [], length
     while left:
+        if ends is not None:  # a byte now and then is not to keep everybody else waiting
+            connection.settimeout(max(1e-3, ends - time.monotonic()))
         piece = connection.recv(min(left, _PIECE))
         if not piece:
             raise ConnectionError("the connection ended in the middle of a parcel")

@@ -203,13 +203,12 @@ class Gate:
     def _data(self) -> tuple[DataSet, Indices]:
         own = self.policy.data
         found = load_client_data(data_config(self.policy), own.part, keeps_test=own.test > 0)
-        source = sources().get(own.name)
-        is_own = source is not None and source.is_own
-        if is_own and found[0].classes is not None and "labels" not in own.options:
+        if found[0].labels_found:
             raise InvalidInput(
-                "data.options.labels",
-                "must be stated: labels that are read off the records would leave the site as the "
-                "number of classes",
+                "data.options.labels" if own.name in sources() else "data.name",
+                "must state the labels (for your own records as the number of `classes`): those "
+                "that are read off the records would leave the site as the number of classes, and "
+                "one more record could move all others to another class",
             )
         return found
 

@@ -115,7 +115,7 @@ def unseal(data: bytes, opened_by: str, known: dict[str, str]) -> Letter:
         letter = _letter(inner)
         signer = Ed25519PublicKey.from_public_bytes(_bytes(known[letter.site]))
         signer.verify(signature, _PURPOSE + inner)
-    except (InvalidTag, InvalidSignature, ValueError, KeyError, TypeError) as error:
+    except (InvalidTag, InvalidSignature, ValueError, KeyError, TypeError, RecursionError) as error:
         raise NotSealed(f"not a message for this shuffler: {type(error).__name__}") from None
     return letter
 

@@ -25,7 +25,8 @@ from udpfl.site.reasons import plain
 log = logging.getLogger(__name__)
 
 _PATIENCE = 30.0
-"""Seconds within which a process that connected has to say what it wants."""
+"""Seconds within which a process that connected has to say what it wants, and to take what it
+gets."""
 _TENSORS = 8
 """How many tensors of the size of the model a request may hold."""
 _HEADER = 1 << 20
@@ -84,14 +85,14 @@ class Service:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def _serve(self, connection: socket.socket) -> None:
-        connection.settimeout(_PATIENCE)
         try:
-            asked = receive(connection, self._most)
+            asked = receive(connection, self._most, _PATIENCE)
         except Exception as error:  # whatever it is: the next one is answered
             log.warning("a request could not be read: %s", plain(error))
             return
         about, message = self._handler.handle(asked.about, asked.body)
         try:
+            connection.settimeout(_PATIENCE)
             send(connection, Parcel(about, message))
         except OSError as error:  # it was charged and stored: whoever asks again gets the same
             log.warning("an answer could not be handed over: %s", error)
