@@ -26,7 +26,7 @@ LAYERS = (
     ("live",),
     ("site",),
     ("running", "analysis", "audit", "trackers", "trained"),
-    ("comparison", "deploy"),
+    ("comparison", "deploy", "attacks"),
     ("__init__",),
     ("cli",),
     ("__main__",),

@@ -63,6 +63,9 @@ VERBS: dict[str, Verb] = {
     "audit": Verb(
         "audit", "Try to refute a privacy claim with adversaries, canaries and a second accountant."
     ),
+    "attack": Verb(
+        "attack", "Attack a finished run: what does its model, or an update, tell of the records?"
+    ),
     "budget": Verb(
         "_decisions",
         "Show and change privacy budgets: what each client has spent and what is left.",

@@ -15,6 +15,7 @@ from typing import Any
 
 from udpfl._version import __version__
 from udpfl.report import _sections
+from udpfl.report._attacks import attacks
 from udpfl.report._client_table import clients
 from udpfl.report._configuration import configuration
 from udpfl.report._sections import text
@@ -50,6 +51,7 @@ def run_page(run: RunRecord) -> str:
         _sections.references(run),
         _sections.confusion(run, "".join(_card(c) for c in charts if c.id == "classes")),
         _sections.privacy(run),
+        attacks(run),
         clients(run),
         configuration(run.config),
         on_paper(run),

@@ -17,6 +17,7 @@ from udpfl.harmonizer import Matched
 from udpfl.report._unfinished import spent_by_unfinished
 from udpfl.report.protection import Clipped, clip_of, in_sentences, noise_of, what_is_clipped
 from udpfl.report.verification import Verification, check_run
+from udpfl.runs.attacks import AttackRecord, read_attacks
 from udpfl.runs.audits import AuditRecord, read_audits
 from udpfl.runs.files import RunFiles, has_begun
 from udpfl.runs.ledgers import ledger_of
@@ -93,6 +94,8 @@ class RunRecord:
     """What is to be known of noise and clip beside each client's own, in sentences."""
     audits: tuple[AuditRecord, ...] = ()
     """What audits of this run found, oldest first."""
+    attacks: tuple[AttackRecord, ...] = ()
+    """What attacks on this run found, oldest first."""
 
     @property
     def name(self) -> str:
@@ -315,6 +318,7 @@ def read_run(path: Path) -> RunRecord:
         server_adds=trusted,
         protection=in_sentences(clipped, trusted, files.clients, metrics),
         audits=read_audits(path),
+        attacks=read_attacks(path),
     )
 
 

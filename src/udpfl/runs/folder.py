@@ -16,6 +16,7 @@ evaluation.json      the final model on the test split: confusion matrix, or err
 summary.json         what `udpfl run --json` prints, each client's statement, the last charge
 report.html          all of it on one page, for people
 audits/              what later audits found, a file each, see `runs.audits`; nothing seals them
+attacks/             what attacks found, see `runs.attacks`; shadow models of an attacker
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ CHECKPOINTS = "checkpoints"
 AGGREGATES = "aggregates"
 UPDATES = "updates"
 AUDITS = "audits"
+ATTACKS = "attacks"
 LOCK = ".lock"
 
 BEGUN_WITH = (IDENTITY, CONFIG, CLIENTS, RECORDS, PREPROCESSING)

@@ -1,0 +1,1 @@
+"""Membership inference: was this record in the training data? One file for each attack."""

@@ -1,0 +1,102 @@
+"""From scores to the result of a membership attack: figures, curve, and one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from udpfl.accounting import PrivacyStatement
+from udpfl.accounting.statement import shown
+from udpfl.attacks.base import Attack, Attacked, AttackResult, Curve, Figure
+from udpfl.attacks.membership.statistics import AUC, LOW_RATES, Cap, Scores, figures, name_at
+
+ONE_TRAINING = (
+    "Intervals treat records as if each was scored by itself; here all scores come from one model, "
+    "so they say how well this model is attacked, not every model that such a run may give."
+)
+
+
+def result_of(
+    attack: Attack,
+    attacked: Attacked,
+    privacy: PrivacyStatement,
+    scores: Scores,
+    *,
+    seconds: float,
+    notes: Sequence[str] = (),
+    more: Sequence[Figure] = (),
+    curves: Sequence[Curve] = (),
+    cap: Cap | None = None,
+) -> AttackResult:
+    """What a membership attack came to.
+
+    Args:
+        attack: That ran.
+        attacked: Which run, from where, on which records.
+        privacy: What the run states.
+        scores: Of every record that was tried.
+        seconds: How long it took.
+        notes: What is to be known of it.
+        more: Further figures.
+        curves: Further lines to draw.
+        cap: The most that is allowed; by the statement of the whole run if left out.
+    """
+    cap = cap or Cap.of(privacy)
+    found = (*figures(scores, cap, attack.seed), *more)
+    exceeded = any(own.exceeds for own in found)
+    options: dict[str, Any] = attack.options.model_dump(mode="json")
+    chance = (
+        Figure(f"{AUC} of guesses", 0.5),
+        *(Figure(f"{name_at(rate)} of guesses", rate) for rate in LOW_RATES),
+    )
+    return AttackResult(
+        attack.name,
+        "membership",
+        attacked,
+        privacy,
+        found,
+        chance,
+        verdict(attack.name, attacked, found, privacy, cap, exceeded),
+        exceeded,
+        options,
+        attack.seed,
+        round(seconds, 3),
+        tuple(notes),
+        (scores.curve(attack.name, cap), *curves),
+    )
+
+
+def verdict(
+    name: str,
+    attacked: Attacked,
+    found: Sequence[Figure],
+    privacy: PrivacyStatement,
+    cap: Cap | None,
+    exceeded: bool,
+) -> str:
+    """One sentence in plain words."""
+    rate = next(own for own in found if own.name == name_at(LOW_RATES[0]))
+    area = next(own for own in found if own.name == AUC)
+    told = (
+        f"{name} finds {100 * rate.value:.3g} % of the members in {attacked.view} where it wrongly "
+        f"accuses 1 % of the others (AUC {area.value:.3f})"
+    )
+    if cap is None:
+        return f"{told}; the run claims no privacy, so nothing limits what an attack may find."
+    allowed = f"ε ≤ {shown(cap.epsilon)} at δ = {cap.delta:.3g}"
+    if exceeded:
+        worst = next(own for own in found if own.exceeds)
+        if privacy.kind == "nominal":
+            return (
+                f"{told}: more than the nominal {allowed} would allow ({worst.name}: "
+                f"{worst.value:.3g}, cap {worst.cap:.3g}). A nominal number is no guarantee."
+            )
+        return (
+            f"{told}: MORE THAN THE CLAIM {allowed} ALLOWS ({worst.name}: {worst.value:.3g}, cap "
+            f"{worst.cap:.3g}). The noise or its accounting is wrong; `udpfl audit run` looks "
+            "closer."
+        )
+    learns = area.low is not None and area.low > 0.5
+    what = "more than chance, and no more than" if learns else "not surely more than chance;"
+    end = "allows" if learns else "would allow more"
+    return f"{told}: {what} the claim {allowed} {end}."
