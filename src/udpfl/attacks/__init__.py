@@ -34,6 +34,9 @@ class Entry(NamedTuple):
 
 BUILT_IN: dict[str, Entry] = {
     "loss": Entry("membership.loss:LossThreshold", "membership"),
+    "inverting-gradients": Entry(
+        "reconstruction.inverting_gradients:InvertingGradients", "reconstruction"
+    ),
 }
 """Every attack by its name; names are written out, so that completion can read them."""
 
