@@ -37,6 +37,10 @@ BUILT_IN: dict[str, Entry] = {
     "inverting-gradients": Entry(
         "reconstruction.inverting_gradients:InvertingGradients", "reconstruction"
     ),
+    "dlg": Entry("reconstruction.dlg:Dlg", "reconstruction"),
+    "mi-face": Entry("reconstruction.mi_face:MiFace", "reconstruction"),
+    "decoder": Entry("reconstruction.decoder:DecoderAttack", "reconstruction"),
+    "attribute": Entry("attribute:AttributeInference", "attribute"),
 }
 """Every attack by its name; names are written out, so that completion can read them."""
 

@@ -12,6 +12,8 @@ from udpfl.attacks.base import Figure
 from udpfl.attacks.reconstruction.metrics import Floats, mae, mse, psnr, ssim
 
 PSNR = "median PSNR"
+NOISE_ALONE = "same attack on noise alone"
+MEAN, RANDOM = "mean picture", "random picture"
 RECOGNISED = 0.3
 """The structural similarity above which a reconstruction counts as similar."""
 _CONFIDENCE = 0.95
@@ -82,3 +84,14 @@ def in_words(own: Sequence[Figure], baselines: Sequence[Figure]) -> str:
     beside = [b for b in baselines if b.name.startswith(PSNR)]
     said = ", ".join(f"{b.name.removeprefix(PSNR + ', ')} {b.value:.1f} dB" for b in beside)
     return f"median PSNR {first.value:.1f} dB ({said})"
+
+
+def learned(own: Sequence[Figure], baselines: Sequence[Figure]) -> str:
+    """Whether the median is above those of all baselines by more than its interval."""
+    first = own[0]
+    best = max(b.value for b in baselines if b.name.startswith(PSNR))
+    if first.value <= best or (first.low is not None and first.low <= best):
+        return "not surely closer than pictures that need no signal"
+    if first.low is None:
+        return "closer than pictures that need no signal, on too few to be sure"
+    return "closer than any picture that needs no signal"

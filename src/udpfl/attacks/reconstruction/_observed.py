@@ -97,10 +97,9 @@ def _fresh(target: Target, options: GradientOptions, seed: int) -> Observed:
     """Gradients of held-out records, by the engine, behind the clip and the noise of the run."""
     setup, count = target.setup, options.signals * options.batch
     if count > len(target.nonmembers):
-        raise InvalidInput(
-            "set signals",
+        raise Unsupported(
             f"{options.signals} gradients of {options.batch} need {count} held-out records, and "
-            f"there are {len(target.nonmembers)}",
+            f"there are {len(target.nonmembers)}: set fewer signals"
         )
     rng = np.random.default_rng([*b"reconstruction", seed])
     rows = rng.permutation(target.nonmembers)[:count]
