@@ -35,6 +35,7 @@ class Entry(NamedTuple):
 BUILT_IN: dict[str, Entry] = {
     "lira": Entry("membership.lira:Lira", "membership"),
     "loss": Entry("membership.loss:LossThreshold", "membership"),
+    "rmia": Entry("membership.rmia:Rmia", "membership"),
 }
 """Every attack by its name; names are written out, so that completion can read them."""
 
