@@ -33,9 +33,11 @@ class Entry(NamedTuple):
 
 
 BUILT_IN: dict[str, Entry] = {
+    "canary": Entry("membership.canary:Canary", "membership"),
     "lira": Entry("membership.lira:Lira", "membership"),
     "loss": Entry("membership.loss:LossThreshold", "membership"),
     "rmia": Entry("membership.rmia:Rmia", "membership"),
+    "shokri": Entry("membership.shokri:Shokri", "membership"),
 }
 """Every attack by its name; names are written out, so that completion can read them."""
 

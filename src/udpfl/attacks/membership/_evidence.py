@@ -10,7 +10,7 @@ from torch import Tensor
 
 from udpfl.attacks.base import Progress
 from udpfl.attacks.membership._pool import Pool
-from udpfl.attacks.membership._signals import logits
+from udpfl.attacks.membership._signals import log_odds, log_probabilities, logits
 from udpfl.attacks.membership.statistics import Bools
 from udpfl.attacks.shadows import ShadowModels
 from udpfl.attacks.target import Target
@@ -34,21 +34,15 @@ class Evidence:
     labels: Tensor
     """[n]."""
 
-    def signal(self, kind: str) -> tuple[Floats, Floats]:
-        """One number per record and query, of the shadows [K, Q, n] and of the target [Q, n].
+    def log_odds(self) -> tuple[Floats, Floats]:
+        """φ of every record and query, of the shadows [K, Q, n] and of the target [Q, n]."""
+        return log_odds(self.shadows, self.labels), log_odds(self.target, self.labels)
 
-        Args:
-            kind: "log-odds", or "probability" of the label.
-        """
-        from udpfl.attacks.membership._signals import log_odds, log_probabilities
-
-        def of(scores: Floats) -> Floats:
-            if kind == "log-odds":
-                return log_odds(scores, self.labels)
-            return np.asarray(np.exp(log_probabilities(scores, self.labels)))
-
-        shadows = np.stack([np.stack([of(q) for q in model]) for model in self.shadows])
-        return shadows, np.stack([of(q) for q in self.target])
+    def probabilities(self, temperature: float = 1.0) -> tuple[Floats, Floats]:
+        """p of the label, mean over queries, of the shadows [K, n] and of the target [n]."""
+        shadows = np.exp(log_probabilities(self.shadows / temperature, self.labels))
+        seen = np.exp(log_probabilities(self.target / temperature, self.labels))
+        return shadows.mean(axis=1), seen.mean(axis=0)
 
     def without_pair(self, shadow: int) -> Evidence:
         """The same with a shadow as the target.

@@ -97,7 +97,7 @@ class Lira(Attack):
         """One number for each record."""
         own = self.options
         assert isinstance(own, LiraOptions)
-        shadows, seen = evidence.signal("log-odds")
+        shadows, seen = evidence.log_odds()
         by_record = own.variance == "record" or (
             own.variance == "auto" and len(evidence.keep) >= _ENOUGH
         )

@@ -54,6 +54,11 @@ class RmiaOptions(Section):
     gamma: Positive = Field(
         default=1.0, description="A record counts as beaten if the ratio is so many times as large."
     )
+    temperature: Positive = Field(
+        default=2.0,
+        description="The scores of a model are divided by it: with 1, the probabilities of all "
+        "that was learned lie so near 1 that they hardly differ.",
+    )
     queries: Literal[1, 2, 18] = Field(
         default=1,
         description="For images: the image, with its mirror image, or both at nine shifts.",
@@ -77,7 +82,7 @@ class Rmia(Attack):
         pool = Pool.of(target, own.records, self.seed)
         shadows = shadow_models(target, pool, own.shadows, self.seed, progress)
         evidence = gather(target, pool, shadows, own.queries, progress)
-        a = chosen_a(evidence, own.gamma) if own.mode == "offline" and own.a is None else own.a
+        a = chosen_a(evidence, own.temperature, own.gamma) if own.mode == "offline" and own.a is None else own.a
         scores = Scores(self.score(evidence, a), pool.is_member, 0.5)
         each = [
             Scores(self.score(evidence.without_pair(k), a), evidence.keep[k])
@@ -99,9 +104,9 @@ class Rmia(Attack):
         """One number for each record."""
         own = self.options
         assert isinstance(own, RmiaOptions)
-        shadows, seen = evidence.signal("probability")
+        shadows, seen = evidence.probabilities(own.temperature)
         a = None if own.mode == "online" else a
-        return rmia_scores(shadows.mean(1), evidence.keep, seen.mean(0), a, own.gamma)
+        return rmia_scores(shadows, evidence.keep, seen, a, own.gamma)
 
 
 def rmia_scores(
@@ -126,13 +131,9 @@ def rmia_scores(
     return found
 
 
-def chosen_a(evidence: Evidence, gamma: float) -> float:
-    """The value with the largest AUC where a shadow is attacked with its own complement.
-
-    Its complement was trained without any of its records, and its members are known.
-    """
-    shadows, _ = evidence.signal("probability")
-    mean = shadows.mean(1)
+def chosen_a(evidence: Evidence, temperature: float, gamma: float) -> float:
+    """The value with the largest AUC where shadows are attacked, whose members are known."""
+    mean, _ = evidence.probabilities(temperature)
     best = [0.0] * len(_GRID)
     for place, a in enumerate(_GRID):
         for k in range(len(mean)):
