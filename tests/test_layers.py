@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import udpfl
+from udpfl.attacks import BUILT_IN as ATTACKS
 from udpfl.cli._verbs import VERBS
 
 LAYERS = (
@@ -142,6 +143,7 @@ NOT_IMPORTED = {
 
 def test_private_modules_have_an_underscore():
     called = {f"udpfl.cli.{verb.module}" for verb in VERBS.values()}
+    called |= {f"udpfl.attacks.{own.place.partition(':')[0]}" for own in ATTACKS.values()}
     assert set(wrongly_named(ROOT, called)) == NOT_IMPORTED
 
 

@@ -33,14 +33,18 @@ class Entry(NamedTuple):
 
 
 BUILT_IN: dict[str, Entry] = {
-    "loss": Entry("membership.loss:LossThreshold", "membership"),
+    "attribute": Entry("attribute:AttributeInference", "attribute"),
+    "canary": Entry("membership.canary:Canary", "membership"),
+    "decoder": Entry("reconstruction.decoder:DecoderAttack", "reconstruction"),
+    "dlg": Entry("reconstruction.dlg:Dlg", "reconstruction"),
     "inverting-gradients": Entry(
         "reconstruction.inverting_gradients:InvertingGradients", "reconstruction"
     ),
-    "dlg": Entry("reconstruction.dlg:Dlg", "reconstruction"),
+    "lira": Entry("membership.lira:Lira", "membership"),
+    "loss": Entry("membership.loss:LossThreshold", "membership"),
     "mi-face": Entry("reconstruction.mi_face:MiFace", "reconstruction"),
-    "decoder": Entry("reconstruction.decoder:DecoderAttack", "reconstruction"),
-    "attribute": Entry("attribute:AttributeInference", "attribute"),
+    "rmia": Entry("membership.rmia:Rmia", "membership"),
+    "shokri": Entry("membership.shokri:Shokri", "membership"),
 }
 """Every attack by its name; names are written out, so that completion can read them."""
 

@@ -160,7 +160,8 @@ class AttackResult:
         plain = asdict(self)
         plain["privacy"] = self.privacy.to_dict()
         plain["statement"] = str(self.privacy)
-        return _lists(plain)
+        found: dict[str, Any] = _lists(plain)
+        return found
 
     @classmethod
     def from_dict(cls, plain: Any) -> AttackResult:
@@ -176,10 +177,7 @@ class AttackResult:
             own["privacy"] = PrivacyStatement.from_dict(own["privacy"])
             for name, kind in (("figures", Figure), ("baselines", Figure), ("pictures", Picture)):
                 own[name] = tuple(kind(**each) for each in own[name])
-            own["curves"] = tuple(
-                Curve(**{k: tuple(v) if isinstance(v, list) else v for k, v in each.items()})
-                for each in own["curves"]
-            )
+            own["curves"] = tuple(map(_curve, own["curves"]))
             own["notes"] = tuple(own["notes"])
         except TypeError as error:
             raise InvalidInput("attack", f"is not as this version writes it: {error}") from None
@@ -233,6 +231,11 @@ def read_options(attack: str, kind: type[Section], given: Mapping[str, Any]) -> 
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"])) or "options"
         raise InvalidInput(f"set {key}", str(first["msg"])) from None
+
+
+def _curve(plain: Mapping[str, Any]) -> Curve:
+    own: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()}
+    return Curve(**own)
 
 
 def _lists(plain: Any) -> Any:

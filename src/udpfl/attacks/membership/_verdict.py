@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from udpfl.accounting import PrivacyStatement
 from udpfl.accounting.statement import shown
@@ -100,3 +103,17 @@ def verdict(
     what = "more than chance, and no more than" if learns else "not surely more than chance;"
     end = "allows" if learns else "would allow more"
     return f"{told}: {what} the claim {allowed} {end}."
+
+
+def left_out_figures(each: Sequence[Scores]) -> tuple[Figure, ...]:
+    """Mean and range of two standard errors of the attack on every shadow in turn."""
+    found = []
+    for name, values in (
+        (AUC, [own.auc for own in each]),
+        (name_at(LOW_RATES[0]), [own.at(LOW_RATES[0])[1] / own.members for own in each]),
+    ):
+        mean = float(np.mean(values))
+        margin = 2 * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+        said = f"{name}, mean over {len(each)} shadows as targets"
+        found.append(Figure(said, mean, mean - margin, mean + margin))
+    return tuple(found)

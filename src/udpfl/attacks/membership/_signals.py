@@ -35,22 +35,22 @@ def log_sum_exp(values: Floats) -> Floats:
 
 
 def log_probabilities(scores: Floats, labels: Tensor) -> Floats:
-    """log p_y of every record [n]."""
-    own = scores[np.arange(len(scores)), labels.numpy()]
+    """log p_y of scores [..., n, classes], of labels [n]."""
+    own = scores[..., np.arange(len(labels)), labels.numpy()]
     found: Floats = own - log_sum_exp(scores)
     return found
 
 
 def log_odds(scores: Floats, labels: Tensor) -> Floats:
-    """log p_y - log (1 - p_y) = z_y - log Σ_{k≠y} exp z_k of every record [n].
+    """log p_y - log (1 - p_y) = z_y - log Σ_{k≠y} exp z_k of scores [..., n, classes].
 
     Carlini et al. 2022, Section VI-A: these are close to normal over models. Computed from the
     scores, it does not round to 0 or 1 in between.
     """
-    rows, own = np.arange(len(scores)), labels.numpy()
-    others = np.array(scores, copy=True)
-    others[rows, own] = -np.inf
-    found: Floats = scores[rows, own] - log_sum_exp(others)
+    rows, own = np.arange(len(labels)), labels.numpy()
+    others = np.array(scores, dtype=np.float64, copy=True)
+    others[..., rows, own] = -np.inf
+    found: Floats = scores[..., rows, own] - log_sum_exp(others)
     return found
 
 
