@@ -200,6 +200,7 @@ HONEST = {
 }  # fmt: skip
 for _name, _shape in {
     "logistic": (1, 28, 28), "mlp": (1, 28, 28), "cnn-small": (1, 28, 28), "cnn": (1, 28, 28),
+    "lenet": (1, 28, 28),
     "resnet-small": (3, 32, 32), "medical-cnn": (1, 64, 64), "wind-cnn": (7, 72),
 }.items():  # fmt: skip
     HONEST[f"the built-in {_name}"] = (

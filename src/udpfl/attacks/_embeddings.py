@@ -41,7 +41,7 @@ def embeddings(network: nn.Module, inputs: Tensor) -> Array:
             network(batch)
             if len({id(module) for module, _ in seen}) < 2:
                 raise Unsupported(
-                    "the network has one layer with weights: what that is given is the record itself"
+                    "the network has one layer with weights: it is given the record itself"
                 )
             parts.append(seen[-1][1].flatten(1))
     found: Array = torch.cat(parts).numpy().astype(np.float32, copy=False)

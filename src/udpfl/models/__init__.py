@@ -15,6 +15,7 @@ except ImportError:
 
 from udpfl.models.cnn import Cnn
 from udpfl.models.cnn_small import CnnSmall
+from udpfl.models.lenet import LeNet
 from udpfl.models.logistic import Logistic
 from udpfl.models.medical_cnn import MedicalCnn
 from udpfl.models.mlp import Mlp
@@ -29,6 +30,7 @@ BUILT_IN: dict[str, Callable[..., torch.nn.Module]] = {
     "cnn": Cnn,
     "mlp": Mlp,
     "logistic": Logistic,
+    "lenet": LeNet,
     "medical-cnn": MedicalCnn,
     "resnet18": ResNet18,
     "resnet-small": ResNetSmall,
@@ -145,6 +147,7 @@ __all__ = [
     "BUILT_IN",
     "Cnn",
     "CnnSmall",
+    "LeNet",
     "Logistic",
     "MedicalCnn",
     "Mlp",

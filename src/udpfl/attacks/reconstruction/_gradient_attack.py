@@ -10,7 +10,15 @@ import numpy as np
 from torch import Tensor
 
 from udpfl.attacks.base import Attack, AttackResult, Figure, Progress, silent
-from udpfl.attacks.reconstruction._figures import MEAN, NOISE_ALONE, RANDOM, Quality, above, in_words, learned
+from udpfl.attacks.reconstruction._figures import (
+    MEAN,
+    NOISE_ALONE,
+    RANDOM,
+    Quality,
+    above,
+    in_words,
+    learned,
+)
 from udpfl.attacks.reconstruction._observed import GradientOptions, Observed, observe
 from udpfl.attacks.reconstruction._pictures import Scale, grid
 from udpfl.attacks.reconstruction.metrics import Floats, pair

@@ -168,7 +168,8 @@ def released(
     """
     setup, (lanes, size) = target.setup, shape
     rows = torch.arange(lanes * size, device=inputs.device).view(lanes, size)
-    plans = [replace(plan or target.plans[0], release=plan and plan.release)] * lanes
+    release = None if plan is None else plan.release
+    plans = [replace(target.plans[0], release=release)] * lanes
     clipper, noiser = planned_protection(plans)
     moved = train_round(
         setup.trained_model,

@@ -36,7 +36,9 @@ class Descent:
 def total_variation(inputs: Tensor) -> Tensor:
     """Mean absolute difference of neighbouring pixels, down plus across."""
     down = (inputs[..., 1:, :] - inputs[..., :-1, :]).abs().mean()
-    return down + (inputs[..., 1:] - inputs[..., :-1]).abs().mean()
+    across = (inputs[..., 1:] - inputs[..., :-1]).abs().mean()
+    variation: Tensor = down + across
+    return variation
 
 
 def distance(client: Client, inputs: Tensor, targets: Tensor, signal: Tensor) -> Tensor:

@@ -98,16 +98,16 @@ class DecoderAttack(Attack):
         target.require_classes(self.name)
         scale = Scale.of(target, self.name)
         rng = np.random.default_rng([*b"decoder", self.seed])
-        known = rng.permutation(target.nonmembers)[: options.auxiliary]
+        others = rng.permutation(target.nonmembers)[: options.auxiliary]
         victims = rng.permutation(target.members)[: options.records]
-        if len(known) < _FEWEST:
+        if len(others) < _FEWEST:
             raise Unsupported(f"a decoder needs {_FEWEST} held-out records to train on")
-        (x, _), (x_victims, _) = target.test_records(known), target.train_records(victims)
+        (x, _), (x_victims, _) = target.test_records(others), target.train_records(victims)
         pictures, originals = scale.pixels(x), scale.pixels(x_victims)
 
         def decoded(network: nn.Module, stage: str) -> Floats:
-            given = [seen_of(network, own, options.sees) for own in (x, x_victims)]
-            return decode(*given, pictures, options, self.seed, progress, stage)
+            known, asked = (seen_of(network, own, options.sees) for own in (x, x_victims))
+            return decode(known, asked, pictures, options, self.seed, progress, stage)
 
         found = decoded(target.network, "training the decoder")
         own = Quality.of(found, originals).figures()
@@ -134,7 +134,7 @@ class DecoderAttack(Attack):
             self.seed,
             round(time.perf_counter() - began, 3),
             (
-                f"The decoder was trained on {len(known):,} held-out records.",
+                f"The decoder was trained on {len(others):,} held-out records.",
                 "What it gives is what records with such an answer look like in general, which "
                 "privacy of single records does not promise to hide.",
                 "The pictures show records of clients: keep this page as you keep the data.",

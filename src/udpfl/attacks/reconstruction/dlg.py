@@ -92,7 +92,7 @@ def nearest(
         return far
 
     for _ in range(iterations):
-        descent.step(distance)  # type: ignore[no-untyped-call]
+        descent.step(distance)
         far = float(distance().detach())
         if not far < smallest:  # stands still, or is no number any more
             break

@@ -31,7 +31,8 @@ class InvertingOptions(GradientOptions):
         default=1, description="Searches for each gradient, of which the closest counts."
     )
     learning_rate: Positive = Field(
-        default=0.1, description="Of signed Adam, in inputs of the network; a tenth at 3/8, 5/8, 7/8."
+        default=0.1,
+        description="Of signed Adam, in inputs of the network; it falls to a tenth three times.",
     )
     total_variation: float = Field(
         default=1e-2, ge=0, description="Weight of the total variation of the picture."

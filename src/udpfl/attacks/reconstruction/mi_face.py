@@ -60,8 +60,10 @@ class MiFace(Attack):
 
         def inverted(network: nn.Module, stage: str) -> Floats:
             assert isinstance(self.options, MiFaceOptions)
-            inputs = descend(network, torch.from_numpy(grey), classes, self.options, scale, progress, stage)
-            return scale.pixels(inputs)
+            start = torch.from_numpy(grey)
+            return scale.pixels(
+                descend(network, start, classes, self.options, scale, progress, stage)
+            )
 
         found = inverted(target.network, "inverting the model")
         from_nothing = inverted(target.setup.network, UNTRAINED)
