@@ -45,7 +45,8 @@ def distance(client: Client, inputs: Tensor, targets: Tensor, signal: Tensor) ->
     """One less the cosine of the angle between what was sent and what these records would send."""
     sent = client(inputs, targets)
     size = (sent.norm() * signal.norm()).clamp(min=torch.finfo(sent.dtype).tiny)
-    return 1 - sent @ signal / size
+    far: Tensor = 1 - sent @ signal / size
+    return far
 
 
 def match(
@@ -100,7 +101,7 @@ def _match_together(
         return far + how.total_variation * total_variation(inputs)
 
     slope = vmap(grad_and_value(objective), randomness="different")
-    drops = {int(share * how.iterations) for share in _DROPS}
+    drops = {max(1, int(share * how.iterations)) for share in _DROPS}
     inputs, rate = start.clamp(how.low, how.high), how.learning_rate
     mean, square = torch.zeros_like(inputs), torch.zeros_like(inputs)
     with warnings.catch_warnings():  # slow operators work as well
