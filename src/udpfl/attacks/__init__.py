@@ -37,6 +37,7 @@ BUILT_IN: dict[str, Entry] = {
     "lira": Entry("membership.lira:Lira", "membership"),
     "loss": Entry("membership.loss:LossThreshold", "membership"),
     "rmia": Entry("membership.rmia:Rmia", "membership"),
+    "server-view": Entry("membership.server_view:ServerView", "membership"),
     "shokri": Entry("membership.shokri:Shokri", "membership"),
 }
 """Every attack by its name; names are written out, so that completion can read them."""
