@@ -48,7 +48,7 @@ def rounds_seen(target: Target) -> list[int]:
             "gradients"
         )
     recorded = {message.round for message in target.messages()}
-    rounds = []
+    rounds: list[int] = []
     while len(rounds) + 1 in recorded:
         rounds.append(len(rounds) + 1)
     if not rounds:
@@ -85,10 +85,9 @@ def recorded_scores(
         for client, name in enumerate(target.setup.names):
             rows = np.flatnonzero(slots == client)
             if name in sent and len(rows):
-                moved = _noisy_sum(target, plans[client], sent[name], round_)
-                total[rows] += _of_client(
-                    target, pool, rows, model, plans[client].at(round_), moved
-                )
+                plan = plans[client].at(round_)
+                moved = _noisy_sum(plan, sent[name], asked.learning_rate)
+                total[rows] += _of_client(target, pool, rows, model, plan, moved)
         server.receive(round_, list(sent.values()))
     return total, exact
 
