@@ -44,6 +44,7 @@ BUILT_IN: dict[str, Entry] = {
     "loss": Entry("membership.loss:LossThreshold", "membership"),
     "mi-face": Entry("reconstruction.mi_face:MiFace", "reconstruction"),
     "rmia": Entry("membership.rmia:Rmia", "membership"),
+    "server-view": Entry("membership.server_view:ServerView", "membership"),
     "shokri": Entry("membership.shokri:Shokri", "membership"),
 }
 """Every attack by its name; names are written out, so that completion can read them."""

@@ -146,7 +146,7 @@ def shadow_models(
         raise Unsupported(
             "the run set public records aside (data.public), which shadow models cannot have yet"
         )
-    slots = _slots(target, pool)
+    slots = deal_slots(target, pool)
     keep = keep_matrix(pairs, slots.tolist(), seed)
     wanted = [_shadow(target, pool, slots, row) for row in keep]
     setup = target.setup
@@ -193,7 +193,7 @@ def _parameters(shadow: Shadow, network: nn.Module) -> Tensor:
     return torch.cat([named[name].detach().flatten() for name in trainable])
 
 
-def _slots(target: Target, pool: Pool) -> Indices:
+def deal_slots(target: Target, pool: Pool) -> Indices:
     """The client of each record of the pool [n].
 
     Every held-out record takes the client of a member, one with its own label where there is one.

@@ -20,9 +20,9 @@ import torch
 from numpy.typing import NDArray
 from scipy import special
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
 
 from udpfl.audit._bounds import one_run_proved
+from udpfl.audit.replay import per_sample
 from udpfl.audit.verdict import POWER, finite
 from udpfl.config import Config, load
 from udpfl.data import DataSet
@@ -120,23 +120,6 @@ def guessed(
         event = f"{what}, {2 * half} guesses on {len(scores)} canaries"
         found.append(Guesses(event, len(scores), 2 * half, right, delta, error / len(SHARES)))
     return found
-
-
-def per_sample(
-    network: nn.Module, loss: Loss
-) -> Callable[[dict[str, Tensor], Tensor, Tensor], Tensor]:
-    """A function of parameters and records to every record's gradient [N, d]."""
-
-    def alone(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return loss(functional_call(network, weights, (x.unsqueeze(0),)), y.unsqueeze(0)).sum()
-
-    every = vmap(grad(alone), in_dims=(None, 0, 0), randomness="different")
-
-    def gradients(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        found = every(weights, x, y)
-        return torch.cat([found[name].flatten(1) for name in weights], dim=1)
-
-    return gradients
 
 
 class ServersView(Observer):

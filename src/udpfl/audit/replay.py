@@ -18,6 +18,7 @@ from typing import Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
 
 from udpfl.accounting import Accountant, Accounting, Release, account
 from udpfl.accounting.events import Event
@@ -363,3 +364,20 @@ def _knowing(subject: Subject, samples: list[Floats], present: bool, stream: Key
             drawn = poisson_indices(stream, key, records, subject.rate)
             total[trial] += scores[trial] if len(records) - 1 in drawn else 0.0
     return total
+
+
+def per_sample(
+    network: nn.Module, loss: Loss
+) -> Callable[[dict[str, Tensor], Tensor, Tensor], Tensor]:
+    """A function of parameters and records to every record's gradient [N, d]."""
+
+    def alone(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return loss(functional_call(network, weights, (x.unsqueeze(0),)), y.unsqueeze(0)).sum()
+
+    every = vmap(grad(alone), in_dims=(None, 0, 0), randomness="different")
+
+    def gradients(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        found = every(weights, x, y)
+        return torch.cat([found[name].flatten(1) for name in weights], dim=1)
+
+    return gradients

@@ -21,12 +21,12 @@ from udpfl.accounting import (
 from udpfl.accounting.events import Event, release_count
 from udpfl.accounting.randomised import Randomised
 from udpfl.audit._bounds import check_error
-from udpfl.audit._one_run import SurerGuesses, one_run, per_sample
+from udpfl.audit._one_run import SurerGuesses, one_run
 from udpfl.audit._randomised import audit_message
 from udpfl.audit._whole_client import AsReleased, ClientUnderAudit, Worlds, rounds_to_try
 from udpfl.audit.lattice import ROUNDING, audit_lattice
 from udpfl.audit.mechanism import audit_releases, check_trials
-from udpfl.audit.replay import Subject, replayed, verdict_of
+from udpfl.audit.replay import Subject, per_sample, replayed, verdict_of
 from udpfl.audit.result import AuditResult, Progress
 from udpfl.audit.verdict import Verdict
 from udpfl.audit.worlds import Releases

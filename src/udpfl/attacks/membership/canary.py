@@ -11,13 +11,14 @@ Membership Inference with Ensembled Adversarial Queries", ICLR 2023, Section 3.
 
 from __future__ import annotations
 
+import copy
 import time
 from typing import Literal
 
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from udpfl.attacks.base import Attack, AttackResult, Progress, silent
@@ -153,13 +154,14 @@ def _descend(
     options: CanaryOptions,
     generator: torch.Generator,
 ) -> Tensor:
+    network = copy.deepcopy(target.network).to(begun.device)
     queries = begun.clone().requires_grad_()
     optimiser = torch.optim.AdamW([queries], lr=options.learning_rate, weight_decay=1e-3)
     for _ in range(options.steps):
         pair = int(torch.randint(len(shadows) // 2, (), generator=generator))
         loss = torch.zeros((), device=begun.device)
         for shadow in (2 * pair, 2 * pair + 1):
-            own = _label_scores(target, shadows.parameters[shadow], queries, labels)
+            own = _label_scores(target, network, shadows.parameters[shadow], queries, labels)
             inside = there[shadow]
             wanted = torch.where(inside, _HIGH, _LOW)
             counts = torch.ones_like(inside) if options.mode == "online" else ~inside
@@ -171,11 +173,13 @@ def _descend(
     return queries.detach()
 
 
-def _label_scores(target: Target, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
+def _label_scores(
+    target: Target, network: nn.Module, parameters: Tensor, inputs: Tensor, labels: Tensor
+) -> Tensor:
     """z_y of every input, with a gradient [n]."""
     weights = target.setup.model.layout.named(parameters.to(inputs.device))
     with torch.enable_grad():
-        scores = functional_call(target.network, weights, (inputs,)).flatten(1)
+        scores: Tensor = functional_call(network, weights, (inputs,)).flatten(1)
     if scores.shape[1] == 1:  # the score of the second of two classes
         return torch.where(labels == 1, scores[:, 0], -scores[:, 0])
     return scores.gather(1, labels[:, None])[:, 0]

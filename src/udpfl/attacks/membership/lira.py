@@ -116,9 +116,7 @@ class Lira(Attack):
         return left_out_figures(each)
 
 
-def online_scores(
-    shadows: Floats, keep: Bools, seen: Floats, *, by_record: bool = False
-) -> Floats:
+def online_scores(shadows: Floats, keep: Bools, seen: Floats, *, by_record: bool = False) -> Floats:
     """log N(φ; μ_in, σ_in) - log N(φ; μ_out, σ_out), the mean over queries [n].
 
     Args:

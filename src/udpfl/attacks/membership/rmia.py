@@ -82,7 +82,11 @@ class Rmia(Attack):
         pool = Pool.of(target, own.records, self.seed)
         shadows = shadow_models(target, pool, own.shadows, self.seed, progress)
         evidence = gather(target, pool, shadows, own.queries, progress)
-        a = chosen_a(evidence, own.temperature, own.gamma) if own.mode == "offline" and own.a is None else own.a
+        a = (
+            chosen_a(evidence, own.temperature, own.gamma)
+            if own.mode == "offline" and own.a is None
+            else own.a
+        )
         scores = Scores(self.score(evidence, a), pool.is_member, 0.5)
         each = [
             Scores(self.score(evidence.without_pair(k), a), evidence.keep[k])

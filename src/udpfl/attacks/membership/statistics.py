@@ -226,7 +226,7 @@ def exceeds(
 ) -> bool:
     """Whether the true rate is above the cap of the false rate by more than chance explains.
 
-    Either rate has half of the error. A threshold that is an order statistic of the others' scores
+    The cap has the mirrored test in it, so whoever flags the others looks at the same. Either rate has half of the error. A threshold that is an order statistic of the others' scores
     leaves the interval of the false rate as it is: the probability above the (k+1)-th of n has the
     distribution Beta(k + 1, n - k), of which its upper end is a quantile.
     """
@@ -252,7 +252,8 @@ def figures(scores: Scores, cap: Cap | None, seed: int = 0) -> tuple[Figure, ...
     for name, rate, false, hits in points:
         ends = clopper_pearson(hits, scores.members)
         top = None if cap is None else float(cap.rate(rate))
-        past = cap is not None and _is_past(scores, false, hits, cap, 0.05 / (2 * len(points)))
+        counts = (false, scores.others, hits, scores.members)
+        past = cap is not None and exceeds(*counts, cap, 0.05 / len(points))
         found.append(Figure(name, hits / scores.members, *ends, cap=top, exceeds=past))
     if scores.threshold is not None:
         false, _ = scores.flagged()
@@ -263,11 +264,3 @@ def figures(scores: Scores, cap: Cap | None, seed: int = 0) -> tuple[Figure, ...
 def name_at(false_rate: float) -> str:
     """What the true positive rate at a false one is called."""
     return f"TPR at {100 * false_rate:g} % FPR"
-
-
-def _is_past(scores: Scores, false: int, hits: int, cap: Cap, error: float) -> bool:
-    """By either test: flagged records, or those that are not flagged."""
-    members, others = scores.members, scores.others
-    return exceeds(false, others, hits, members, cap, error) or exceeds(
-        members - hits, members, others - false, others, cap, error
-    )
