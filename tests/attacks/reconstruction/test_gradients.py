@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.attacks.reconstruction.bars import CLASSES, bars, finished
+from udpfl import Gaussian, Sensitivity
 from udpfl.accounting import Release
 from udpfl.attacks import build
 from udpfl.attacks.reconstruction._observed import (
@@ -249,6 +250,21 @@ def test_round_two_needs_the_model_it_began_with(open_run):
 def test_what_was_not_recorded_is_refused(open_run, options, about):
     with pytest.raises(InvalidInput, match=about):
         seen(open_run, **options)
+
+
+@pytest.mark.parametrize(
+    ("change", "about"),
+    [
+        ({"batches": 3}, "split samples"),
+        ({"epochs": 3}, "split samples"),
+        ({"penalty": 0.5}, "pulled towards others"),
+        ({"count": Release(Gaussian(1.0), Sensitivity(1.0, dimension=1))}, "a clip that adapts"),
+    ],
+)
+def test_steps_that_cannot_be_unrolled_are_refused(open_run, change, about):
+    plans = tuple(replace(plan, **change) for plan in open_run.plans)
+    with pytest.raises(Unsupported, match=about):
+        seen(replace(open_run, plans=plans), view="update")
 
 
 def test_more_records_than_are_held_out_are_refused(open_run):

@@ -211,8 +211,7 @@ def _recorded(target: Target, options: GradientOptions, seed: int) -> Observed:
     rate = setup.algorithm.terms.learning_rate(options.round)
     signal = _signal(target, message, rate).to(setup.device)
     whole = plan.rate == 1 and plan.batches == 1
-    if plan.epochs * plan.batches > 1:
-        raise Unsupported("its clients split samples into batches, which this attack cannot unroll")
+    _require_plain_steps(plan)
     distinct = 1 if whole else plan.steps
     size = len(part) if whole else max(1, round(plan.expected_batch))
     if distinct * size > MOST:
@@ -230,7 +229,9 @@ def _recorded(target: Target, options: GradientOptions, seed: int) -> Observed:
         labels = targets[None]
     else:
         labels = _inferred(client, signal[None], torch.empty(shape), seed)
-        labels = labels[:, torch.randperm(labels.shape[1])] if distinct > 1 else labels
+        if distinct > 1:  # every step has some of each
+            generator = torch.Generator().manual_seed(seed)
+            labels = labels[:, torch.randperm(labels.shape[1], generator=generator)]
     if not whole:
         notes.append(
             "Which records took part is stored nowhere. Each reconstruction is held against the "
@@ -239,6 +240,20 @@ def _recorded(target: Target, options: GradientOptions, seed: int) -> Observed:
     noise = _noise_like(target, client, plan, (distinct * size, seed))
     view = f"what {plan.name} sent in round {options.round}"
     return Observed(client, signal[None], inputs[None], labels, noise, view, tuple(notes))
+
+
+def _require_plain_steps(plan: ReleasePlan) -> None:
+    """Refuse a client whose steps are more than those on the gradients of their batches."""
+    more = {
+        "split samples into batches": plan.epochs * plan.batches > 1,
+        "are pulled towards others (training.penalty)": plan.penalty > 0,
+        "have a clip that adapts": plan.count is not None,
+    }
+    for what, is_so in more.items():
+        if is_so:
+            raise Unsupported(
+                f"clients of this run {what}, which this attack cannot unroll: take view = 'fresh'"
+            )
 
 
 def _noise_like(
