@@ -21,7 +21,7 @@ from udpfl.attacks import (  # noqa: E402
     attack_class,
     build,
 )
-from udpfl.cli import _verbs  # noqa: E402
+from udpfl.cli.app import app  # noqa: E402
 from udpfl.cli.attack import options_of  # noqa: E402
 from udpfl.errors import InvalidInput, Unsupported  # noqa: E402
 from udpfl.federation import run  # noqa: E402
@@ -166,7 +166,7 @@ def test_an_option_without_a_value_is_refused(given):
 
 
 def called(*words):
-    return CliRunner().invoke(_verbs.load_verb("attack"), list(map(str, words)))
+    return CliRunner().invoke(app, ["attack", *map(str, words)])
 
 
 def test_the_command_lists_every_attack_with_its_options():

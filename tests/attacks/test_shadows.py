@@ -67,9 +67,7 @@ def made(target, monkeypatch, records=2000, count=2):
     return found, models.keep
 
 
-def test_a_shadow_is_what_the_run_would_have_been_on_other_records(
-    private_run, data, monkeypatch
-):
+def test_a_shadow_is_what_the_run_would_have_been_on_other_records(private_run, data, monkeypatch):
     target = Target.open(private_run, data=data)
     wanted, keep = made(target, monkeypatch)
     for shadow, row in zip(wanted, keep, strict=True):
@@ -96,7 +94,7 @@ def test_the_records_of_a_shadow_are_those_of_its_row(attacked_run, data, monkey
 
 def test_records_that_are_not_attacked_are_in_every_shadow(attacked_run, data, monkeypatch):
     target = Target.open(attacked_run, data=data)
-    wanted, keep = made(target, monkeypatch, records=20)
+    wanted, _ = made(target, monkeypatch, records=20)
     attacked = {own.tobytes() for own in Pool.of(target, 20, 0).inputs.numpy()}
     known = {own.tobytes() for own in data.train.inputs} - attacked
     for shadow in wanted:
@@ -177,7 +175,7 @@ def test_another_setting_is_another_shadow(private_run, attacked_run, data, monk
 
 def test_public_records_are_refused(tmp_path):
     data = noise_records()
-    run(settings(tmp_path / "run", **{"data": {"clients": 2, "public": 10}}), data=data)
+    run(settings(tmp_path / "run", data={"clients": 2, "public": 10}), data=data)
     target = Target.open(tmp_path / "run", data=data)
     with pytest.raises(Unsupported, match="public"):
         shadow_models(target, Pool.of(target, 2000, 0), 2, 0)

@@ -226,8 +226,9 @@ def exceeds(
 ) -> bool:
     """Whether the true rate is above the cap of the false rate by more than chance explains.
 
-    The cap has the mirrored test in it, so whoever flags the others looks at the same. Either rate has half of the error. A threshold that is an order statistic of the others' scores
-    leaves the interval of the false rate as it is: the probability above the (k+1)-th of n has the
+    The cap has the mirrored test in it, so whoever flags the others looks at the same. Either rate
+    has half of the error. A threshold that is an order statistic of the others' scores leaves the
+    interval of the false rate as it is: the probability above the (k+1)-th of n has the
     distribution Beta(k + 1, n - k), of which its upper end is a quantile.
     """
     low = clopper_pearson(hits, members, 1 - error)[0]
