@@ -38,6 +38,8 @@ MECHANISMS = {
     "staircase": "UDP-FL (Staircase)",
 }
 EPSILONS = (2.0, 4.0, 6.0, 8.0)
+PLAIN_RATE = 0.1
+"""The learning rate without privacy: gradients are neither clipped nor noised there."""
 Cell = dict[str, Any]
 
 
@@ -123,7 +125,7 @@ def nested(dotted: Mapping[str, Any]) -> dict[str, Any]:
 
 def cells(mechanisms: Sequence[str], epsilons: Sequence[float]) -> Iterator[dict[str, Any]]:
     """The privacy of every cell; first that without any."""
-    yield {"privacy": "none"}
+    yield {"privacy": "none", "training.learning_rate": PLAIN_RATE}
     for epsilon in epsilons:
         for mechanism in mechanisms:
             yield {"privacy.mechanism": mechanism, "privacy.epsilon": epsilon}

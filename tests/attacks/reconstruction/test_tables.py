@@ -44,7 +44,7 @@ def test_a_table_has_a_line_for_every_budget_and_all_that_learned_nothing(name):
 
 def test_cells_are_those_of_the_paper():
     found = list(tables.cells(list(tables.MECHANISMS), tables.EPSILONS))
-    assert found[0] == {"privacy": "none"}
+    assert found[0] == {"privacy": "none", "training.learning_rate": 0.1}
     assert len(found) == 1 + 3 * 4
     assert found[3] == {"privacy.mechanism": "staircase", "privacy.epsilon": 2.0}
 
