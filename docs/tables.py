@@ -88,6 +88,20 @@ def data_sets() -> str:
     )
 
 
+def attacks() -> str:
+    """Every attack for `udpfl attack`."""
+    from udpfl.attacks import BUILT_IN as ATTACKS
+    from udpfl.attacks import attack_class
+
+    return _table(
+        ("attack", "on", "what it does", "what it needs", "paper"),
+        (
+            (f"`{name}`", kind.kind, kind.what, kind.needs, kind.paper)
+            for name, kind in ((name, attack_class(name)) for name in ATTACKS)
+        ),
+    )
+
+
 def commands() -> str:
     """Every verb of the command, by what its help begins with."""
     import typer
@@ -110,6 +124,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "methods": methods,
     "models": models,
     "data-sets": data_sets,
+    "attacks": attacks,
     "commands": commands,
 }
 

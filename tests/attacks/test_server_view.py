@@ -10,10 +10,10 @@ torch = pytest.importorskip("torch", reason="the extra 'train' is not installed"
 from tests.attacks.toys import small_run, with_less_noise  # noqa: E402
 from udpfl.attacks import Target  # noqa: E402
 from udpfl.attacks.base import silent  # noqa: E402
-from udpfl.attacks.membership._pool import Pool  # noqa: E402
 from udpfl.attacks.membership._recorded import recorded_scores, rounds_seen  # noqa: E402
 from udpfl.attacks.membership.server_view import ServerView, worst_subject  # noqa: E402
 from udpfl.attacks.membership.statistics import name_at  # noqa: E402
+from udpfl.attacks.pool import Pool  # noqa: E402
 from udpfl.errors import InvalidInput, Unsupported  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")

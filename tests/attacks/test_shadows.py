@@ -13,7 +13,7 @@ from tests.attacks.toys import RECORDS, noise_records, settings, small_run  # no
 from tests.small import PowerCut, Stops  # noqa: E402
 from udpfl import Ledger  # noqa: E402
 from udpfl.attacks import Target, shadows  # noqa: E402
-from udpfl.attacks.membership._pool import Pool  # noqa: E402
+from udpfl.attacks.pool import Pool  # noqa: E402
 from udpfl.attacks.shadows import deal_slots, keep_matrix, shadow_models  # noqa: E402
 from udpfl.config import load  # noqa: E402
 from udpfl.errors import InvalidInput, Unsupported  # noqa: E402

@@ -21,15 +21,24 @@ if TYPE_CHECKING:
         Figure,
         Picture,
     )
+    from udpfl.attacks.pool import Pool
+    from udpfl.attacks.shadows import ShadowModels, shadow_models
     from udpfl.attacks.target import Target
 
 
 class Entry(NamedTuple):
-    """Where an attack is found, and what it finds out."""
+    """Where an attack is found, and what it finds out.
+
+    Example:
+        >>> from udpfl.attacks import BUILT_IN
+        >>> BUILT_IN["lira"].kind
+        'membership'
+    """
 
     place: str
     """Module and class below `udpfl.attacks`, as "membership.lira:Lira"."""
     kind: AttackKind
+    """What it finds out about records."""
 
 
 BUILT_IN: dict[str, Entry] = {
@@ -56,7 +65,10 @@ _HOMES = {
     "Curve": "base",
     "Figure": "base",
     "Picture": "base",
+    "Pool": "pool",
+    "ShadowModels": "shadows",
     "Target": "target",
+    "shadow_models": "shadows",
 }
 
 __all__ = [
@@ -69,9 +81,12 @@ __all__ = [
     "Entry",
     "Figure",
     "Picture",
+    "Pool",
+    "ShadowModels",
     "Target",
     "attack_class",
     "build",
+    "shadow_models",
 ]
 
 
@@ -86,6 +101,11 @@ def attack_class(name: str) -> type[Attack]:
 
     Raises:
         InvalidInput: There is no attack of this name.
+
+    Example:
+        >>> from udpfl.attacks import attack_class
+        >>> attack_class("lira").kind
+        'membership'
     """
     if name not in BUILT_IN:
         raise InvalidInput(
@@ -109,6 +129,11 @@ def build(name: str, options: Mapping[str, Any] | None = None, seed: int = 0) ->
 
     Raises:
         InvalidInput: There is no attack of this name, or an option is not known or out of range.
+
+    Example:
+        >>> from udpfl.attacks import build
+        >>> build("lira", {"shadows": 8}).options.shadows
+        8
     """
     return attack_class(name)(options, seed)
 

@@ -38,6 +38,7 @@ class Figure:
     name: str
     """What it measures, for people: "TPR at 1 % FPR"."""
     value: float
+    """As it was found."""
     low: float | None = None
     """The lower end of its interval."""
     high: float | None = None
@@ -66,10 +67,15 @@ class Curve:
     """A line to draw, such as a receiver operating characteristic."""
 
     name: str
+    """Its title."""
     x: tuple[float, ...]
+    """From left to right."""
     y: tuple[float, ...]
+    """As many."""
     x_label: str = "false positive rate"
+    """What x is."""
     y_label: str = "true positive rate"
+    """What y is."""
     log: bool = False
     """Whether both axes are logarithmic."""
     cap: tuple[float, ...] = ()
@@ -81,6 +87,7 @@ class Picture:
     """An image of the result's page, such as a grid of reconstructions."""
 
     title: str
+    """What it shows."""
     png: str
     """The file in base64."""
 
@@ -189,6 +196,10 @@ class Attack(ABC):
 
     A subclass sets the class variables, and implements `run`. Its options are a `Section`, so that
     `--set` and Python refuse what is not known, with the name of the key.
+
+    Args:
+        options: What is to differ from the defaults.
+        seed: Of the choices that the attack makes at random.
     """
 
     name: ClassVar[str]

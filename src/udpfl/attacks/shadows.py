@@ -30,8 +30,8 @@ import torch
 from torch import Tensor, nn
 
 from udpfl.attacks.base import Progress, silent
-from udpfl.attacks.membership._pool import Pool
 from udpfl.attacks.membership.statistics import Bools
+from udpfl.attacks.pool import Pool
 from udpfl.attacks.target import Target
 from udpfl.config import Config, load
 from udpfl.data import DataSet
@@ -140,6 +140,16 @@ def shadow_models(
     Raises:
         InvalidInput: The number of shadows is not even.
         Unsupported: The method learns from public records, which shadows would need as well.
+
+    Example:
+        >>> import numpy as np, udpfl
+        >>> from udpfl.attacks import Pool, Target, shadow_models
+        >>> settings = {"data": {"clients": 2}, "training": {"rounds": 1}, "out": "letters"}
+        >>> records = np.eye(60, dtype="float32"), np.arange(60) % 2
+        >>> done = udpfl.run(settings, data=records, model="logistic", privacy="none")
+        >>> target = Target.open("letters", data=records)
+        >>> shadow_models(target, Pool.of(target, 20, 0), 2, 0).keep.shape
+        (2, 20)
     """
     pairs = pairs_of(shadows)
     if len(target.setup.public):

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from udpfl.attacks.base import Progress
-from udpfl.attacks.membership._pool import Pool
 from udpfl.attacks.membership._signals import log_odds, log_probabilities, logits
 from udpfl.attacks.membership.statistics import Bools
+from udpfl.attacks.pool import Pool
 from udpfl.attacks.shadows import ShadowModels
 from udpfl.attacks.target import Target
 from udpfl.errors import InvalidInput

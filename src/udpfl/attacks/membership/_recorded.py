@@ -12,7 +12,7 @@ from torch import Tensor
 from udpfl.accounting import Release
 from udpfl.algorithms import Algorithm, ClientMessage
 from udpfl.attacks.base import Progress
-from udpfl.attacks.membership._pool import Pool
+from udpfl.attacks.pool import Pool
 from udpfl.attacks.shadows import deal_slots
 from udpfl.attacks.target import Target
 from udpfl.audit.canaries import clipped

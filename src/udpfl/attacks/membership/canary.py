@@ -23,11 +23,11 @@ from torch.func import functional_call
 
 from udpfl.attacks.base import Attack, AttackResult, Progress, silent
 from udpfl.attacks.membership._evidence import Evidence, shifted
-from udpfl.attacks.membership._pool import Pool
 from udpfl.attacks.membership._signals import logits
 from udpfl.attacks.membership._verdict import ONE_TRAINING, result_of
 from udpfl.attacks.membership.lira import FIVE_PERCENT, offline_scores, online_scores
 from udpfl.attacks.membership.statistics import Scores
+from udpfl.attacks.pool import Pool
 from udpfl.attacks.shadows import ShadowModels, shadow_models
 from udpfl.attacks.target import Target
 from udpfl.config.section import Count, Positive, Section

@@ -20,9 +20,9 @@ from pydantic import Field
 
 from udpfl.attacks.base import Attack, AttackResult, Figure, Progress, silent
 from udpfl.attacks.membership._evidence import Evidence, gather
-from udpfl.attacks.membership._pool import Pool
 from udpfl.attacks.membership._verdict import ONE_TRAINING, left_out_figures, result_of
 from udpfl.attacks.membership.statistics import Bools, Scores
+from udpfl.attacks.pool import Pool
 from udpfl.attacks.shadows import shadow_models
 from udpfl.attacks.target import Target
 from udpfl.config.section import Count, Section

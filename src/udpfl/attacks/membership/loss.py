@@ -12,10 +12,10 @@ import numpy as np
 from pydantic import Field
 
 from udpfl.attacks.base import Attack, AttackResult, Progress, silent
-from udpfl.attacks.membership._pool import Pool
 from udpfl.attacks.membership._signals import cross_entropies
 from udpfl.attacks.membership._verdict import ONE_TRAINING, result_of
 from udpfl.attacks.membership.statistics import Scores
+from udpfl.attacks.pool import Pool
 from udpfl.attacks.target import Target
 from udpfl.config.section import Count, Section
 

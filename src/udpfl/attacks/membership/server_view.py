@@ -29,10 +29,10 @@ from pydantic import Field
 from udpfl.accounting import Release, account
 from udpfl.accounting.events import Event
 from udpfl.attacks.base import Attack, AttackResult, Progress, silent
-from udpfl.attacks.membership._pool import Pool
 from udpfl.attacks.membership._recorded import recorded_scores, rounds_seen
 from udpfl.attacks.membership._verdict import ONE_TRAINING, result_of
 from udpfl.attacks.membership.statistics import Cap, Scores
+from udpfl.attacks.pool import Pool
 from udpfl.attacks.target import Target
 from udpfl.audit.replay import Subject, replayed
 from udpfl.audit.run import Target as Audited

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from udpfl.attacks.base import Attack, AttackResult, Progress, silent
 from udpfl.attacks.membership._evidence import Evidence, gather
-from udpfl.attacks.membership._pool import Pool
 from udpfl.attacks.membership._signals import log_sum_exp
 from udpfl.attacks.membership._verdict import ONE_TRAINING, result_of
 from udpfl.attacks.membership.statistics import Scores
+from udpfl.attacks.pool import Pool
 from udpfl.attacks.shadows import shadow_models
 from udpfl.attacks.target import Target
 from udpfl.config.section import Count, Positive, Section
