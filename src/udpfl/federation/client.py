@@ -17,8 +17,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from udpfl.accounting.events import Event
-from udpfl.accounting.serial import event_to_json
+from udpfl.accounting.serial import event_texts, event_to_json
 from udpfl.accounting.shuffling import unshuffled
 from udpfl.algorithms import ClientMessage, Tensors
 from udpfl.algorithms.message import tensors_from_bytes, tensors_to_bytes
@@ -56,7 +55,11 @@ class LocalClient:
         What they cost is refused, computed and charged by this plan. The ledger sees to it that all
         rounds together keep to what was reserved.
         """
-        return self if steps is None else replace(self, plan=replace(self.plan, steps=steps))
+        return self if steps is None else self.planning(replace(self.plan, steps=steps))
+
+    def planning(self, plan: ReleasePlan) -> LocalClient:
+        """The client with this plan."""
+        return self if plan is self.plan else replace(self, plan=plan)
 
 
 class Receiver(Protocol):
@@ -111,7 +114,7 @@ class InProcessClients:
         refused = self._refusals(request.round, others)
         willing = [client for client in others if client.name not in refused]
         together = len(stored) + len(willing)
-        mixed = [replace(own, plan=own.plan.mixed_with(together)) for own in willing]
+        mixed = [own.planning(own.plan.mixed_with(together)) for own in willing]
         answers = Answers(refused=refused, bytes_down=request.bytes * len(clients))
         messages = {name: ClientMessage.from_bytes(data) for name, data in stored.items()}
         if mixed:
@@ -135,7 +138,7 @@ class InProcessClients:
         """The clients with plans that have the noise of this round, where it follows results."""
         planned = {own.account: own.plan for own in clients}
         plans = Pacing(self._ledger, self._run).at(request, planned)
-        return [replace(own, plan=plans[own.account]) for own in clients]
+        return [own.planning(plans[own.account]) for own in clients]
 
     def _refusals(self, round_: int, clients: Sequence[LocalClient]) -> dict[str, str]:
         """Why the budgets of some clients do not hold this round, by their names."""
@@ -167,7 +170,8 @@ class InProcessClients:
             BudgetExceeded: Of one of them; nothing is stored, and the server is what it was.
         """
         lanes = list(enumerate(clients))
-        messages = [_message(request, own, step, lane, step.events[lane]) for lane, own in lanes]
+        texts = event_texts(step.events)
+        messages = [_message(request, own, step, lane, texts[lane]) for lane, own in lanes]
         kept = step.state_on_cpu()
         charges = [self._make_charge(request, own, kept, lane, None) for lane, own in lanes]
         with receiver.received(request.round, answers.sending(messages)) as (received, progress):
@@ -179,11 +183,11 @@ class InProcessClients:
         self, request: Request, clients: Sequence[LocalClient], step: Step
     ) -> tuple[dict[str, ClientMessage], dict[str, str]]:
         """Charge them and store their messages; returns those, and why others are refused."""
-        on_cpu = step.on_cpu()
+        on_cpu, texts = step.on_cpu(), event_texts(step.events)
         charges = [
             self._make_charge(
                 request, own, on_cpu, lane,
-                _message(request, own, on_cpu, lane, step.events[lane]).to_bytes(),
+                _message(request, own, on_cpu, lane, texts[lane]).to_bytes(),
             )
             for lane, own in enumerate(clients)
         ]  # fmt: skip
@@ -202,9 +206,10 @@ class InProcessClients:
                 except BudgetExceeded as reason:
                     refused[names[charge.account]] = str(reason)
         self._note_last_charge()
+        charged = event_texts(charge.events for charge in charges)
         sent = {
-            client.name: _message(request, client, step, lane, charge.events).copy()
-            for lane, (client, charge) in enumerate(zip(clients, charges, strict=True))
+            client.name: _message(request, client, step, lane, texts).copy()
+            for lane, (client, texts) in enumerate(zip(clients, charged, strict=True))
             if client.name not in refused
         }
         return sent, refused
@@ -241,14 +246,14 @@ class InProcessClients:
 
 
 def _message(
-    request: Request, client: LocalClient, step: Step, lane: int, events: Sequence[Event]
+    request: Request, client: LocalClient, step: Step, lane: int, events: tuple[str, ...]
 ) -> ClientMessage:
     """What a client sends, for what it is charged."""
     return ClientMessage(
         client.name,
         request.round,
         {name: tensor[lane] for name, tensor in step.tensors.items()},
-        tuple(map(event_to_json, events)),
+        events,
         {"declared_size": client.plan.declared_size},
     )
 

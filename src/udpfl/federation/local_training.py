@@ -199,6 +199,9 @@ def _joined(steps: Sequence[Step]) -> Step:
 class _Training(Shown):
     """Local training as a method sees it. It notes the events of every call."""
 
+    hands_over = True
+    """Whatever a call returns is in memory of its own, which the caller may change."""
+
     def __init__(
         self,
         home: Trainer,
@@ -246,7 +249,7 @@ class _Training(Shown):
         self._plans = plans
         self._pull_target = request.tensors.get(PULL_TARGET)
         self._calls = 0
-        self._measured: list[tuple[float, float]] = []
+        self._measured: list[Tensor] = []  # on the device: to look at them is to wait
         self.returned: list[Call] = []
         self._failed: BaseException | None = None
 
@@ -296,7 +299,9 @@ class _Training(Shown):
             moved, over, ratio = self._released(parameters - origin, *self._whole)
             parameters = origin + moved
         self._calls += 1
-        self._measured.append((float(over.float().mean()), float(ratio.mean())))
+        self._measured.append(torch.stack((over.float().mean(), ratio.mean())))
+        if not self.whole:  # nobody here looks at them again
+            return parameters
         self.returned.append(Call(origin, parameters))
         return parameters.clone()
 
@@ -416,5 +421,5 @@ class _Training(Shown):
         """Mean clip fraction and signal-to-noise ratio; None where nothing is clipped."""
         if not self._measured or self._plans[0].release is None:
             return None, None
-        fractions, ratios = zip(*self._measured, strict=True)
+        fractions, ratios = zip(*torch.stack(self._measured).tolist(), strict=True)
         return sum(fractions) / len(fractions), sum(ratios) / len(ratios)

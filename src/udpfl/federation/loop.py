@@ -55,6 +55,8 @@ def train(
                 watcher.after_round(FinishedRound(round_, answers, seen, began))
         elif answers.refused and (stopped := selection.end_of_run(round_)):
             break
+        del answers  # the messages of a round need not be there while the next one is computed
+        seen = None
         for watcher in watchers:
             watcher.before_next()
     for watcher in watchers:
