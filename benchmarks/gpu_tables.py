@@ -78,13 +78,8 @@ def clients_table(report: Report) -> str:
         work, seconds = own["work"], own["seconds"]
         run = seconds.get("udpfl run, gaussian, float32")
         alone = seconds.get("udpfl engine, gaussian, float32")
-        if (
-            work["model"].startswith("cnn")
-            and work["steps"] == 2
-            and run
-            and alone
-            and "stored" in own
-        ):
+        is_one = work["model"].startswith("cnn") and work["steps"] == 2 and "stored" in own
+        if is_one and run and alone:
             found.append((work["clients"], median(run), median(alone)))
     body = [
         [f"{count:,}", f"{run:.3f}", f"{alone:.3f}", f"{1000 * (run - alone) / count:.2f}"]
