@@ -4,16 +4,30 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from scipy import stats
 from torch import nn
 
 from tests.engine.kept_sums import lanes_of, on_the_edge
 from tests.small import cross_entropy
-from udpfl.engine import Keyed, LaneModel, Limits, Noiseless, NormClipper, Unclipped, train_round
+from udpfl.engine import (
+    Entropy,
+    Key,
+    Keyed,
+    LaneModel,
+    Limits,
+    MechanismNoiser,
+    Noiseless,
+    NormClipper,
+    Unclipped,
+    train_round,
+)
 from udpfl.engine.clipping import ROUNDING
 from udpfl.engine.precision import computing_in
+from udpfl.mechanisms import BUILT_IN, Laplace
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 CUDA, PRECISIONS = torch.device("cuda"), ["float32", "tf32"]
@@ -232,6 +246,25 @@ def test_gradients_are_those_of_the_cpu_in_double(net, precision, most):
         each.append(torch.cat([part.flatten() for part in parts]))
     exact = torch.stack(each)
     assert float((found.double() - exact).norm() / exact.norm()) <= most
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_noise_of_every_built_in_mechanism_has_its_own_size_and_law(name):
+    """Fresh in every lane and step, beside lanes with other noise of the same kind."""
+    kind, dimension = BUILT_IN[name], 1000
+    own = {"decay": 0.7, "period": 0.7} if "period" in kind.__dataclass_fields__ else {}
+    noise = (kind(**own) if own else kind(1.3)).in_dimension(dimension)
+    noises, sums = [noise, noise.scaled(4.0), Laplace(1.0), noise], 0.3
+    keys = [Key("run", str(lane), 1, 0) for lane in range(4)]
+    zeros = torch.full((4, 100 * dimension), sums, dtype=torch.float64, device=CUDA)
+    drawn = MechanismNoiser(noises).add(zeros, Entropy(), keys).double().cpu() - sums
+    rng = np.random.default_rng(0)
+    for row, mechanism in zip(drawn, noises, strict=True):
+        exact = mechanism.sample_one(len(row), rng)
+        assert stats.ks_2samp(row.numpy(), exact).pvalue > 1e-4
+        for wrong in (2 / 3, 3 / 2):
+            assert stats.ks_2samp(wrong * row.numpy(), exact).pvalue < 1e-9
+    assert np.abs(np.corrcoef(drawn.numpy()) - np.eye(4)).max() < 0.02
 
 
 def test_factors_are_rounded_only_where_that_is_asked_for():

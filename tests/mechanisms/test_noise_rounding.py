@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import mpmath as mp
 import numpy as np
@@ -14,7 +15,7 @@ from scipy import stats
 
 import udpfl
 from tests.small import blobs, linear
-from udpfl import Gaussian, Laplace, R2dp, Staircase
+from udpfl import Gaussian, Laplace, R2dp, Staircase, Tabulated
 from udpfl.accounting import Composed, PoissonSampled, Release, Repeated, Sensitivity
 from udpfl.accounting.rounding import rounding_of_event
 from udpfl.config import load
@@ -23,6 +24,14 @@ from udpfl.mechanisms.grid import Rounding, grid_of, rounding_of
 from udpfl.models import build
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@dataclass(frozen=True)
+class Flat(Tabulated):
+    """A density with next to no slope near zero."""
+
+    def shape(self, x):
+        return -(x**8)
 
 
 def exact_laplace(noise, signed):
@@ -58,7 +67,8 @@ def exact_table(noise, signed):
     pieces = list(zip(knots, knots[1:], heights, heights[1:], strict=False))
     rate, masses = mp.mpf(table.tail_rate), []
     for left, right, a, b in pieces:
-        masses.append(mp.e**a * (right - left) * mp.expm1(b - a) / (b - a))
+        rise = mp.expm1(b - a) / (b - a) if a != b else 1
+        masses.append(mp.e**a * (right - left) * rise)
     beyond = [mp.e ** heights[-1] / rate]
     for mass in reversed(masses):
         beyond.insert(0, beyond[0] + mass)
@@ -71,7 +81,8 @@ def exact_table(noise, signed):
             cell = max(i for i in range(len(pieces)) if beyond[i] >= mass)
             left, right, a, b = pieces[cell]
             passed = (beyond[cell] - mass) / (mp.e**a * (right - left))
-            size = left + (right - left) * mp.log1p((b - a) * passed) / (b - a)
+            share = mp.log1p((b - a) * passed) / (b - a) if a != b else passed
+            size = left + (right - left) * share
         found.append(mp.sign(s) * scale * size)
     return found
 
@@ -80,7 +91,7 @@ def exact_table(noise, signed):
     ("noise", "exact", "together"),
     [
         (R2dp(1.3, 2.1), exact_table, 1.0), (R2dp(0.7, 6.0), exact_table, 1.0),
-        (R2dp(1.0, 24.0), exact_table, 1.0),
+        (R2dp(1.0, 24.0), exact_table, 1.0), (Flat(1.3), exact_table, 1.0),
         (Gaussian(1.7), exact_gaussian, math.sqrt(2)), (Laplace(1.3), exact_laplace, 1.0),
         (Staircase(0.05, 0.05), exact_staircase, 1.0), (Staircase(1.0, 1.0), exact_staircase, 1.0),
         (Staircase(3.0, 1.0), exact_staircase, 1.0),
