@@ -26,11 +26,12 @@ from udpfl.engine import (
     train_round,
 )
 from udpfl.engine.clipping import ROUNDING
-from udpfl.engine.precision import computing_in
+from udpfl.engine.layers._products import multiply
+from udpfl.engine.precision import computing_in, multiplies_into_float32
 from udpfl.mechanisms import BUILT_IN, Laplace
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-CUDA, PRECISIONS = torch.device("cuda"), ["float32", "tf32"]
+CUDA, PRECISIONS = torch.device("cuda"), ["float32", "tf32", "bfloat16"]
 
 
 def convolutions() -> nn.Module:
@@ -231,6 +232,7 @@ def test_what_cannot_be_recorded_is_computed_as_usual(kind):
     [
         ("convolutions", "float32", 1e-5),
         ("positions", "float32", 1e-5),
+        ("positions", "bfloat16", 5e-2),
         ("positions", "tf32", 1e-2),  # without units that are on or off by a rounding
     ],
 )
@@ -274,3 +276,14 @@ def test_factors_are_rounded_only_where_that_is_asked_for():
         with computing_in(precision, CUDA):
             errors[precision] = float((a @ a - (a.double() @ a.double())).norm() / (a @ a).norm())
     assert errors["float32"] < 1e-6 < 1e-4 < errors["tf32"]
+    assert errors["bfloat16"] == errors["float32"]  # of layers alone, which round them themselves
+
+
+def test_products_of_bfloat16_are_added_up_in_float32():
+    a, b = (torch.randn(3, 40, 4000, device=CUDA).bfloat16() for _ in "12")
+    assert multiplies_into_float32(CUDA)  # else they are multiplied as float32, more slowly
+    with computing_in("bfloat16", CUDA):
+        found = multiply(a, b.mT)
+    wanted, terms = a.double() @ b.double().mT, a.double().abs() @ b.double().abs().mT
+    assert found.dtype == torch.float32
+    assert float(((found - wanted).abs() / terms).max()) < 1e-5

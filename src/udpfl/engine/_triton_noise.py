@@ -234,23 +234,23 @@ def _radii_over_sizes(
     for start in range(0, blocks, PARTS):
         part = start + tl.arange(0, PARTS)
         total += tl.load(own + part, mask=part < blocks, other=0.0)
-    tried = tl.arange(0, TRIES)
-    first = 2 * columns + vector
+    tried, many = tl.arange(0, TRIES), vectors + 0 * lane
+    first = vector + columns + columns
     radius = 0.0 * decay
     while radius <= 0:
-        place = first + 3 * vectors * tried
+        place = first + 3 * many * tried
         length = tl.sqrt(-2.0 * tl.log(tl.abs(_signed(keys, lane, place))))
-        y = spread * length * tl.cos(_signed(keys, lane, place + vectors) * 3.141592653589793)
+        y = spread * length * tl.cos(_signed(keys, lane, place + many) * 3.141592653589793)
         possible = y > -1.0
         y = tl.where(possible, y, 0.0)
         periods = shape * (1.0 + y) * (1.0 + y) * (1.0 + y) / decay
         past = periods - split
         kept = shape * (3.0 * _beyond_square(y) - y * y * y)
         kept -= decay * (1.0 - (past - tl.floor(past)))
-        coin = tl.log(tl.abs(_signed(keys, lane, place + 2 * vectors)))
+        coin = tl.log(tl.abs(_signed(keys, lane, place + 2 * many)))
         chosen = tl.min(tl.where(possible & (coin < kept), tried, TRIES), 0)
         radius = tl.sum(tl.where(tried == chosen, periods, 0.0), 0)
-        first += 3 * vectors * TRIES
+        first += 3 * many * TRIES
     tl.store(factors + lane * vectors + vector, period * radius / tl.sum(total, 0))
 
 
