@@ -265,3 +265,40 @@ def test_training_does_not_depend_on_how_lanes_are_stacked():
     for other in results[1:]:
         assert torch.allclose(results[0], other, atol=2e-3)
     assert torch.equal(results[1], results[3])
+
+
+def test_a_pass_of_one_record_is_rounded_as_well():
+    model, x, y, start = problem("positions", 5)
+    real = torch.ones(1, 1, dtype=torch.bool)
+    found = model.pass_gradients(start[None], x[None, :1], y[None, :1], real).written_out()
+    beside = gradients_of(model, start, x, y).written_out()[:, :1]
+    exact = LaneModel(NETS["positions"][0](), cross_entropy)
+    plain = exact.gradients(start[None], x[None, :1], y[None, :1], real).written_out()
+    torch.testing.assert_close(found, beside, rtol=1e-4, atol=1e-6)
+    assert float((found - plain).norm() / plain.norm()) > 1e-4
+
+
+class Half(nn.Module):
+    """Hands its layer bfloat16 whatever is asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x):
+        if x.dtype == torch.float64:
+            return self.layer(x)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.layer(torch.mm(x, torch.eye(6)))
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_bfloat16_that_a_model_asks_for_is_noticed(precision):
+    x, y = torch.randn(6, 6), torch.arange(6) % 3
+    model = LaneModel(Half(), lambda o, t: cross_entropy(o.to(torch.float64), t), precision)
+    if precision == "bfloat16":
+        with pytest.raises(Unsupported, match=r"computes in torch\.bfloat16"):
+            model.check(model.initial(), x, y)
+    else:
+        model.check(model.initial(), x, y)
+        assert "computes in torch.bfloat16" in (model.why_alone or "")

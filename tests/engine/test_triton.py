@@ -12,9 +12,13 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from torch import nn
+
+from tests.small import cross_entropy
+from udpfl.engine import LaneModel, NormClipper, _pools
 from udpfl.engine import _triton as kernels
 from udpfl.engine._windows import Window
-from udpfl.engine.layers import rule
+from udpfl.engine.layers import _patches, convolution, rule
 
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -32,6 +36,35 @@ def test_sizes_of_rows_are_those_in_double(width, p):
     found = kernels.powers_of_rows(rows, p)
     expected = rows.double().abs().pow(p).sum(-1)
     torch.testing.assert_close(found, expected, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("p", [1, 2])
+def test_sizes_of_rows_of_bfloat16_are_those_of_its_numbers(p):
+    rows = drawn(3, 2, 1500).bfloat16()
+    found = kernels.powers_of_rows(rows, p)
+    assert found.dtype == torch.float64
+    expected = rows.double().abs().pow(p).sum(-1)
+    torch.testing.assert_close(found, expected, rtol=1e-14, atol=0)
+
+
+def test_products_of_bfloat16_are_of_its_numbers():
+    """Kept and scaled in double; patches hold the numbers of the image."""
+    rows, factors = drawn(10, 40).bfloat16(), drawn(10).double()
+    factors[3] = 0
+    scaled = kernels.kept_rows(rows, factors, scaled=True)
+    assert torch.equal(scaled, rows.double() * factors[:, None])
+    assert torch.equal(
+        kernels.kept_rows(rows, factors, scaled=False),
+        torch.where(factors[:, None] != 0, rows.double(), 0.0),
+    )
+    total = torch.empty(1, 40, dtype=torch.float64, device=DEVICE)
+    kernels.weighted_rows(factors[None], rows[None], total)
+    torch.testing.assert_close(total[0], scaled.sum(0), rtol=1e-13, atol=1e-13)
+    window = Window((7, 6), (3, 3), (1, 1), (1, 1), (1, 1))
+    image = drawn(3, 4, 7, 6).bfloat16()
+    found = kernels.patches(image, window)
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found.float(), kernels.patches(image.float(), window))
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64])
@@ -172,3 +205,28 @@ def test_words_are_those_of_philox():
         start, size = int(starts[row]), int(sizes[row])
         assert found[start : start + size] == words[:size]
     assert found[0] == found[6] == found[7] == found[3008] == 2**64 - 1
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("norm", ["l1", "l2"])
+def test_sums_by_kernels_are_those_without_them(precision, norm, monkeypatch):
+    """Of a pass with patches, positions and pools, as CUDA computes it."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 3, 2),
+        nn.Flatten(2), nn.Linear(4, 5), nn.Tanh(), nn.Flatten(), nn.Linear(15, 3),
+    )  # fmt: skip
+    x, y = drawn(2, 3, 2, 6, 6), torch.arange(6, device=DEVICE).view(2, 3) % 3
+    real = torch.tensor([[True, True, False], [True, True, True]], device=DEVICE)
+    model = LaneModel(net, cross_entropy, precision).to(DEVICE)
+    start = model.initial().to(DEVICE).expand(2, -1) + 0.01 * drawn(2, 1)
+    found = []
+    for by in (kernels, None):
+        for module in (rule, convolution, _patches, _pools):
+            monkeypatch.setattr(module, "kernels_for", lambda tensor, by=by: by)
+        gradients = model.gradients(start.contiguous(), x, y, real)
+        sizes = gradients.norms(int(norm[1]))
+        found.append((sizes, NormClipper(norm, [0.3, 0.4]).clipped_sum(gradients).sum))
+    for own, other in zip(*found, strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-6)
+    assert float(torch.linalg.vector_norm(found[0][1][0], int(norm[1]))) <= 2 * 0.3

@@ -71,8 +71,7 @@ class MechanismNoiser(Noiser):
             self._add_by_kernels(kernels, sums, noisy, stream, keys)
             return noisy
         for mechanism, lanes in self._alike(sums):
-            words = [stream.words(key, sums.device) for key in keys[lanes]]
-            _add(mechanism, sums[lanes], noisy[lanes], words)
+            _add_by_operators(mechanism, sums[lanes], noisy[lanes], stream, keys[lanes])
         return noisy
 
     def _add_by_kernels(
@@ -91,8 +90,7 @@ class MechanismNoiser(Noiser):
             elif law.kernel:
                 kernels.add_noise(law.kernel, *given)
             elif isinstance(mechanism, Radial):
-                words = [stream.words(key, sums.device) for key in keys[lanes]]
-                _add(mechanism, sums[lanes], noisy[lanes], words)
+                _add_by_operators(mechanism, sums[lanes], noisy[lanes], stream, keys[lanes])
             else:
                 _add_drawn(kernels, mechanism, *given)
 
@@ -120,6 +118,14 @@ class MechanismNoiser(Noiser):
             for first in range(start, end, most):
                 yield mechanism, slice(first, min(first + most, end))
             start = end
+
+
+def _add_by_operators(
+    mechanism: Mechanism, sums: Tensor, noisy: Tensor, stream: PrivateStream, keys: Sequence[Key]
+) -> None:
+    """Noise for some lanes, each from the words of its own key."""
+    words = [stream.words(key, sums.device) for key in keys]
+    _add(mechanism, sums, noisy, words)
 
 
 def _add(mechanism: Mechanism, sums: Tensor, noisy: Tensor, words: Sequence[Words]) -> None:
