@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.engine import test_cuda as on_cuda
+from tests.engine import nets
 from tests.engine.kept_sums import lanes_of, on_the_edge, sums
 from tests.engine.oracle import RawParameter
 from tests.small import cross_entropy
@@ -37,7 +37,7 @@ def large() -> nn.Module:
     )
 
 
-NETS = {**on_cuda.NETS, "grouped": (grouped, (2, 14, 14)), "large": (large, (8, 24, 24))}
+NETS = {**nets.NETS, "grouped": (grouped, (2, 14, 14)), "large": (large, (8, 24, 24))}
 
 
 def problem(net: str, count: int):
@@ -177,8 +177,11 @@ def test_what_is_measured_is_what_is_summed(net, order):
     for record in range(6):
         one = torch.zeros(1, 6, dtype=torch.float64)
         one[0, record] = 1.0
-        own = torch.linalg.vector_norm(gradients.weighted_sum(one), order)
+        whole = gradients.weighted_sum(one)
+        own = torch.linalg.vector_norm(whole, order)
         assert abs(float(own / sizes[0, record]) - 1) < 3.2e-5
+        part = gradients.weighted_sum(one / 3)
+        torch.testing.assert_close(part, whole / 3, rtol=1e-12, atol=1e-15 * float(own))
 
 
 @pytest.mark.parametrize("bad", [torch.inf, torch.nan, 3.4028e38])

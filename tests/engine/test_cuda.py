@@ -12,6 +12,7 @@ from scipy import stats
 from torch import nn
 
 from tests.engine.kept_sums import lanes_of, on_the_edge
+from tests.engine.nets import NETS
 from tests.small import cross_entropy
 from udpfl.engine import (
     Entropy,
@@ -32,43 +33,6 @@ from udpfl.mechanisms import BUILT_IN, Laplace
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 CUDA, PRECISIONS = torch.device("cuda"), ["float32", "tf32", "bfloat16"]
-
-
-def convolutions() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 16, 3, stride=2),
-        nn.GroupNorm(4, 16), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 9, 24), nn.ReLU(),
-        nn.Linear(24, 10),
-    )  # fmt: skip
-
-
-def positions() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(14, 40), nn.Tanh(), nn.Flatten(), nn.Linear(560, 10))
-
-
-class Parts(nn.Module):
-    """Layers whose inputs and output gradients are parts of larger tensors."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.one, self.two = nn.Linear(7, 6), nn.Linear(7, 5)
-        self.last, self.rows = nn.Linear(11, 9), nn.Linear(9, 40)
-        self.out = nn.Linear(40, 10)
-
-    def forward(self, x):
-        both = torch.cat([self.one(x[..., :7]), self.two(x[..., 7:])], -1)
-        hidden = self.last(both).relu()
-        return self.out(self.rows(hidden[:, 1:]).tanh()[:, 0])
-
-
-NETS = {
-    "parts": (Parts, (14, 14)),
-    "convolutions": (convolutions, (1, 14, 14)),
-    "positions": (positions, (14, 14)),
-}
 
 
 def problem(net: str, count: int, precision: str = "float32"):

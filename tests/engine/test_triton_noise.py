@@ -20,8 +20,8 @@ import triton
 import triton.language as tl
 
 from tests.conftest import Logistic, Student
-from tests.engine.test_triton import DEVICE, philox
-from tests.mechanisms import test_noise_rounding as exactly
+from tests.engine.philox import philox
+from tests.mechanisms import exactly
 from tests.mechanisms.shells import radius_law
 from udpfl import Gaussian, InvalidInput, Laplace, R2dp, Staircase, StaircaseL1, Tabulated
 from udpfl.engine import Entropy, Key, Keyed, MechanismNoiser
@@ -32,6 +32,7 @@ from udpfl.mechanisms import BUILT_IN, Radial
 from udpfl.mechanisms.grid import grid_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 KEY = Key("run", "client", 1, 0)
 
 
