@@ -40,8 +40,10 @@ def course(
     began = time.perf_counter()
     unclaimed = "clipping and noise were replaced" if protection else None
     prepare(asked, unclaimed)
-    own = {"data": asked.data, "test": test, "model": asked.model, "loss": loss}
-    setup = Setup.of(asked.config, **own, common=common)
+    setup = Setup.of(
+        asked.config, data=asked.data, test=test, model=asked.model, loss=loss,
+        among=asked.among, common=common,
+    )  # fmt: skip
     check(setup)
     folder = asked.folder or begin_folder(setup, setup.plans_within_budgets(), unclaimed)
     stored = StoredRun.read(folder, setup.model.layout.dimension, setup.fingerprints)

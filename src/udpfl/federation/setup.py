@@ -101,9 +101,13 @@ class Setup:
         test: Any = None,
         model: nn.Module | None = None,
         loss: Loss | None = None,
+        among: Indices | None = None,
         common: Common | None = None,
     ) -> Setup:
-        """Load and build what the configuration names; what is handed over takes its place."""
+        """Load and build what the configuration names; what is handed over takes its place.
+
+        `among` are the training records that clients hold; all of them if left out.
+        """
         device = choose_device(config.device)
         require_precision(config.training.precision, device)
         dataset = load_dataset(config, data, test)
@@ -113,7 +117,7 @@ class Setup:
         if common is not None:
             dataset = common.data(dataset)
         config = fit_client_count(config, dataset)
-        parts, public = divide_records(config, dataset)
+        parts, public = divide_records(config, dataset, among)
         if config.data.person is not None:
             require_one_record_each(dataset, config.data.person, parts)
         algorithm = build_algorithm(config)

@@ -7,35 +7,29 @@ are no threads: a run is a generator that asks for the answers of its clients (`
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import ArrayLike
 from torch import nn
 
 from udpfl.config import Config
+from udpfl.data.frames import is_columns
 from udpfl.engine import Loss
-from udpfl.engine.pooling import RecordPool
 from udpfl.errors import InvalidInput
 from udpfl.federation._common import Common
 from udpfl.federation._course import course
 from udpfl.federation._interrupts import patient_interrupt
-from udpfl.federation._merged_steps import train_works
+from udpfl.federation._lock_step import Federation, train_in_lock_step
 from udpfl.federation._opening import Asked, read_arguments
-from udpfl.federation._questions import Question
-from udpfl.federation.client import InProcessClients, Pending
-from udpfl.federation.local_training import Step
 from udpfl.federation.observers import Observer
-from udpfl.federation.request import Answers
 from udpfl.federation.result import Run
-from udpfl.federation.watchers import Interrupted
-
-log = logging.getLogger(__name__)
 
 ObserversOf = Callable[[int], Sequence[Observer]]
 """Who observes a run, by its place among those that are run together."""
@@ -67,6 +61,7 @@ def run_together(
     data: Any = None,
     test: Any = None,
     loss: Loss | None = None,
+    records: Sequence[ArrayLike | None] | None = None,
     observers: ObserversOf = nobody,
     **sections: Any,
 ) -> list[Run | Exception]:
@@ -82,6 +77,7 @@ def run_together(
         configs: A configuration for each run, as for `udpfl.run`, or `Resumed`.
         model: Of all runs, as for `udpfl.run`.
         data: Of all runs; equal records are in memory once.
+        records: For each run the positions of the training records that it has, if not all.
         test: Of all runs.
         loss: Of all runs.
         observers: Those of each run, by its place in `configs`.
@@ -91,7 +87,8 @@ def run_together(
         For each configuration its run, or what was raised in place of it.
 
     Raises:
-        InvalidInput: Two of them share a ledger, or are to use other threads or devices.
+        InvalidInput: Two of them share a ledger, or are to use other threads or devices, or
+            `records` are not as many as the configurations.
         Interrupted: All were asked to stop, and can be resumed from their folders.
 
     Example:
@@ -104,42 +101,68 @@ def run_together(
         >>> [run.privacy.epsilon <= epsilon for run, epsilon in zip(runs, (2, 8))]
         [True, True]
     """
-    asked = [_read(config, model, data, sections) for config in configs]
+    given = [None] * len(configs) if records is None else records
+    if len(given) != len(configs):
+        raise InvalidInput("records", f"{len(given)} for {len(configs)} runs")
+    read = partial(_read, model=model, data=data, sections=sections)
+    asked = list(map(read, configs, given))
     _require_independent([own for own in asked if isinstance(own, Asked)])
-    common, interrupted = Common(), threading.Event()
+    interrupted = threading.Event()
+    begin = partial(_begun, test=test, loss=loss, interrupted=interrupted, common=Common())
+    federations = [begin(own, observers(number)) for number, own in enumerate(asked)]
+    return _trained(federations, interrupted)
 
-    def interrupts() -> AbstractContextManager[threading.Event]:
-        return nullcontext(interrupted)
 
-    federations = [
-        _Federation(None, own)
-        if isinstance(own, Exception)
-        else _Federation(course(own, test, loss, observers(number), None, interrupts, common))
-        for number, own in enumerate(asked)
-    ]
+def _trained(
+    federations: Sequence[Federation], interrupted: threading.Event
+) -> list[Run | Exception]:
+    """What every run has come to, in the end."""
     try:
         for federation in federations:
             federation.open()
         with patient_interrupt(interrupted):
-            _train(federations)
+            train_in_lock_step(federations)
     finally:
         for federation in federations:
             federation.close()
     return [federation.result() for federation in federations]
 
 
+def _begun(
+    asked: Asked | Exception,
+    observers: Sequence[Observer],
+    *,
+    test: Any,
+    loss: Loss | None,
+    interrupted: threading.Event,
+    common: Common,
+) -> Federation:
+    """A run that is about to begin, or what was wrong with its settings."""
+
+    def interrupts() -> AbstractContextManager[threading.Event]:
+        return nullcontext(interrupted)
+
+    if isinstance(asked, Exception):
+        return Federation(None, asked)
+    return Federation(course(asked, test, loss, observers, None, interrupts, common))
+
+
 def _read(
     config: Config | Mapping[str, Any] | str | Path | Resumed | None,
+    records: ArrayLike | None,
+    *,
     model: nn.Module | Mapping[str, Any] | str | None,
     data: Any,
     sections: Mapping[str, Any],
 ) -> Asked | Exception:
     try:
         if isinstance(config, Resumed):
-            own = None if isinstance(data, Mapping) else data
+            own = None if isinstance(data, Mapping) and not is_columns(data) else data
             built = model if isinstance(model, nn.Module) else None
-            return read_arguments(None, config.folder, built, own, {})
-        return read_arguments(config, None, model, data, sections)
+            asked = read_arguments(None, config.folder, built, own, {})
+        else:
+            asked = read_arguments(config, None, model, data, sections)
+        return asked if records is None else asked.with_records(records)
     except Exception as error:
         return error
 
@@ -162,109 +185,3 @@ def _ledger(asked: Asked) -> Path | None:
     """The ledger that a run shares with others, if it does."""
     shared = asked.config.privacy.ledger if asked.folder is None else asked.folder.identity.ledger
     return Path(shared).resolve() if shared else None
-
-
-@dataclass
-class _Federation:
-    """One of the runs, from question to question."""
-
-    rounds: Generator[Question, Answers, Run] | None
-    outcome: Run | BaseException | None = None
-    question: Question | None = field(default=None, init=False)
-    """What its round asks; None where it has come to its end."""
-
-    def open(self) -> None:
-        """Set up the run, up to its first round."""
-        if self.rounds is not None:
-            self._go_on(self.rounds.__next__)
-
-    def answer(self, answers: Answers | Exception) -> None:
-        """Go on with what clients answered, or with what was raised in place of that."""
-        assert self.rounds is not None
-        rounds, self.question = self.rounds, None
-        if isinstance(answers, Exception):
-            self._go_on(lambda: rounds.throw(answers))
-        else:
-            self._go_on(lambda: rounds.send(answers))
-
-    def _go_on(self, step: Callable[[], Question]) -> None:
-        try:
-            self.question = step()
-        except StopIteration as end:
-            self.outcome = end.value
-        except (Exception, Interrupted) as error:
-            log.debug("a run has ended", exc_info=True)
-            self.outcome = error
-
-    def begin(self) -> Pending | Exception:
-        """Who answers in this round, and what is to be computed."""
-        try:
-            request, chosen = self._asked.request, self._asked.chosen
-            return self._clients.begin(request, chosen)
-        except Exception as error:
-            return error
-
-    def finish(self, pending: Pending, step: Step | None) -> None:
-        """Charge what was computed, and end the round with it."""
-        try:
-            answers: Answers | Exception = self._clients.finish(pending, step)
-        except Exception as error:
-            answers = error
-        self.answer(answers)
-
-    @property
-    def _asked(self) -> Question:
-        assert self.question is not None
-        return self.question
-
-    @property
-    def _clients(self) -> InProcessClients:
-        clients = self._asked.clients
-        assert isinstance(clients, InProcessClients)
-        return clients
-
-    @property
-    def round(self) -> int:
-        """The number of its round."""
-        return self._asked.request.round
-
-    def close(self) -> None:
-        """Let go of folder and ledger, wherever the run is."""
-        if self.rounds is not None:
-            self.rounds.close()
-
-    def result(self) -> Run | Exception:
-        """What the run came to."""
-        assert isinstance(self.outcome, Run | Exception)
-        return self.outcome
-
-
-def _train(federations: Sequence[_Federation]) -> None:
-    """All rounds of all runs."""
-    pool = RecordPool()
-    while going := [own for own in federations if own.question is not None]:
-        # Those behind go on first: rounds of other numbers are not computed together.
-        first = min(own.round for own in going)
-        _train_round([own for own in going if own.round == first], pool)
-        for own in federations:
-            if isinstance(own.outcome, Interrupted):
-                raise own.outcome
-
-
-def _train_round(federations: Sequence[_Federation], pool: RecordPool) -> None:
-    """One round of each of these runs."""
-    begun: list[tuple[_Federation, Pending]] = []
-    for own in federations:
-        pending = own.begin()
-        if isinstance(pending, Exception):
-            own.answer(pending)
-        else:
-            begun.append((own, pending))
-    works = [pending.work for _, pending in begun if pending.work is not None]
-    steps = iter(train_works(works, pool))
-    for own, pending in begun:
-        step = None if pending.work is None else next(steps)
-        if isinstance(step, Exception):
-            own.answer(step)
-        else:
-            own.finish(pending, step)
