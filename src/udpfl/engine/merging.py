@@ -22,6 +22,7 @@ from torch import Tensor
 
 from udpfl.engine.clipping import Clipper, NormClipper, Unclipped
 from udpfl.engine.lanes import LaneModel
+from udpfl.engine.limits import MOST_LANES
 from udpfl.engine.noise import MechanismNoiser, Noiseless, Noiser
 from udpfl.engine.pooling import RecordPool
 from udpfl.engine.randomness import Key, PrivateStream
@@ -238,6 +239,8 @@ def _merge_limits(calls: Sequence[Call]) -> Limits:
     limits = [call.limits for call in calls]
     room = min(own.lanes * own.samples for own in limits)
     lanes = min(room, sum(min(call.limits.lanes, len(call.lanes)) for call in calls))
+    if calls[0].parameters.device.type == "cpu":  # whose caches hold so many, and no more
+        lanes = min(lanes, max(MOST_LANES, *(own.lanes for own in limits)))
     samples = min(room // lanes, *(own.samples for own in limits))
     return Limits(lanes, samples, max(own.workers for own in limits))
 

@@ -3,6 +3,9 @@
 Runs that train one network are merged in the engine only if they hold the same object. Nothing of
 one run reaches another through it: parameters are handed in, and what is found equal is equal to
 the last bit, buffers and results of trials included. Where that is not known each has its own.
+
+What one run tests on another may hold in private, if they divide the data in different ways. So a
+network that several runs train has seen no record: how many a pass has is tried with random ones.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ class Common:
     def __init__(self) -> None:
         self._data: list[DataSet] = []
         self._records: list[tuple[Tensor, Tensor]] = []
-        self._setups: list[Setup] = []
+        self._models: list[tuple[Setup, LaneModel]] = []
 
     def data(self, own: DataSet) -> DataSet:
         """This data set, or one that is equal to it."""
@@ -50,11 +53,14 @@ class Common:
 
     def lane_model(self, setup: Setup) -> LaneModel:
         """The network of this setup as the engine trains it, or that of a setup with the same."""
-        for other in self._setups:
+        for other, known in self._models:
             if train_the_same(setup, other):
-                return other.trained_model
-        self._setups.append(setup)
-        return setup.trained_model
+                return known
+        model = setup.trained_model
+        if setup.test[0].is_floating_point():
+            model = model.without_records()
+        self._models.append((setup, model))
+        return model
 
 
 def train_the_same(one: Setup, other: Setup) -> bool:
@@ -67,6 +73,10 @@ def train_the_same(one: Setup, other: Setup) -> bool:
         return False
     if (one.device, one.precision) != (other.device, other.precision):
         return False
+    if one.test[0].dtype != other.test[0].dtype:
+        return False
+    if not one.test[0].is_floating_point() and one.test[0] is not other.test[0]:
+        return False  # there are no random records worth a trial: that was with those of one run
     if one.network is not other.network and _built_in(one) != _built_in(other):
         return False
     models = one.trained_model, other.trained_model
