@@ -146,10 +146,6 @@ MERGED = {
     "linf": [call(private(clip=clip, norm="linf")) for clip in (0.01, 0.1)],
     "keys": [call(private(run=run)) for run in ("one", "two", "three")],
     "seeds": [call(private(run=f"seed-{n}"), stream=Keyed(n)) for n in (0, 1, 2)],
-    "seeds and keys": [
-        call(private(run=run, clip=clip), stream=Keyed(seed))
-        for run, seed, clip in (("a", 1, 1.0), ("b", 1, 1.0), ("c", 2, 0.5), ("a", 1, 0.2))
-    ],
     "rates": [call(private(rate=rate)) for rate in (0.2, 0.6, 1.0)],
     "learning rates": [call(private(learning_rate=rate)) for rate in (0.1, 0.5)],
     "steps": [call(private(steps=own, run=str(own))) for own in ((3, 1), (2, 3), (3, 0))],
@@ -308,20 +304,6 @@ def test_tensors_of_another_form_are_not_joined():
         assert not can_merge(call(plain()), call(double))
     for x, y in ((X.double(), Y), (X, Y.int()), (X.repeat(1, 2), Y), (X, Y.unsqueeze(1))):
         assert not can_merge(call(plain()), call(plain(), x=x, y=y))
-
-
-def test_a_run_has_one_stream(engine):
-    """Who of three goes with whom: the second and the third say that they are the same run."""
-    calls = [
-        call(private(run=run), stream=Keyed(seed)) for run, seed in (("a", 0), ("b", 1), ("b", 2))
-    ]
-    expected = [each.train() for each in calls]
-    differ(expected)
-    engine.clear()
-    agree(train_merged(calls), expected)
-    assert [len(lanes) for _, lanes, _ in engine] == [4, 2]
-    assert can_merge(calls[0], calls[2])
-    assert not can_merge(calls[1], calls[2])
 
 
 class Hidden(nn.Module):

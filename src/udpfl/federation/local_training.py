@@ -326,11 +326,12 @@ class _Training(Shown):
 
     def _begin(self, start: Tensor, correct: Correct | None, state: Mapping[str, Tensor]) -> _Begun:
         """What is asked of the engine. It is charged from here on."""
+        home = self._home
         correct, own = self._pulled(start, correct, state)
         lanes = self._lanes.with_state(own, self._calls * max(self._lanes.steps))
         for events, plan in zip(self.events, self._plans, strict=True):
             event = plan.event()
-            if event is not None and self._home.protection is None:
+            if event is not None and home.protection is None:
                 events.append(event)
         return _Begun(start, lanes, correct)
 
