@@ -66,7 +66,7 @@ def test_no_line_of_metrics_is_lost_between_line_and_checkpoint(federate, tmp_pa
 def test_a_run_begins_anew_only_if_no_round_was_charged(federate, tmp_path, privacy):
     """A model of the beginning with the messages of a later one would be neither run."""
     with pytest.raises(PowerCut):
-        federate(privacy, observers=[Stops(2)])
+        federate(privacy, observers=[Stops(2)], record_updates=[3])
     folder = tmp_path / "run-0"
     for checkpoint in (folder / "checkpoints").iterdir():
         checkpoint.unlink()

@@ -87,7 +87,6 @@ class Ledger(LedgerReader):
         """
         with self._file.writing():
             self._runs.end(run, Head(*head), files, outcome)
-            self._progress.drop(run)
             return self.decided()
 
     # Accounts and budgets
