@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import combinations
+from typing import ClassVar
 
 import pytest
 import torch
@@ -98,3 +100,14 @@ def test_private_draws_and_seeded_ones_are_kept_apart(sizes):
     calls = [call("a", Keyed(0)), call("b", Entropy()), call("c", Entropy()), call("d", Keyed(1))]
     train_merged(calls)
     assert sizes == [4, 4]
+
+
+@dataclass(frozen=True)
+class Dice(Keyed):
+    """A private stream of somebody's own, with something in it."""
+
+    private: ClassVar[bool] = True
+
+
+def test_private_streams_are_merged_only_if_they_are_the_same(sizes):
+    agree([call("a", Dice(0)), call("b", Dice(1)), call("c", Dice(0))], sizes, [4, 2])
