@@ -265,6 +265,16 @@ class LaneModel:
                 f"this model is computed record by record ({self.why_alone}): use 'float32'"
             )
 
+    def without_records(self) -> LaneModel:
+        """A copy after the same trial that knows no record: widths are tried with random ones.
+
+        For several runs, of which one may hold in private what another has made public.
+        """
+        twin = LaneModel(self._plain, self._loss, self.precision).to(self._layers.device)
+        twin.why_alone, twin.lanes_apart = self.why_alone, self.lanes_apart
+        twin.one_by_one = self.one_by_one
+        return twin
+
     def copied(
         self,
         dtype: torch.dtype,

@@ -10,7 +10,7 @@ is in its ledger.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -23,7 +23,7 @@ from udpfl.algorithms import ClientMessage, Tensors
 from udpfl.algorithms.message import tensors_from_bytes, tensors_to_bytes
 from udpfl.errors import BudgetExceeded
 from udpfl.federation._pacing import Pacing
-from udpfl.federation.local_training import Step, Trainer
+from udpfl.federation.local_training import Step, Trainer, Work
 from udpfl.federation.plan import ReleasePlan
 from udpfl.federation.request import Answers, Request
 from udpfl.ledger.charges import Charge
@@ -60,6 +60,23 @@ class LocalClient:
     def planning(self, plan: ReleasePlan) -> LocalClient:
         """The client with this plan."""
         return self if plan is self.plan else replace(self, plan=plan)
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A round that some clients are about to compute; nothing is charged yet."""
+
+    request: Request
+    asked: Sequence[LocalClient]
+    """All of them, in the order in which they are to answer."""
+    willing: Sequence[LocalClient]
+    """Those that train, with the plans by which they are charged."""
+    stored: Mapping[str, bytes]
+    """What others have sent in this round before, by their names."""
+    refused: Mapping[str, str]
+    """Why others do not answer."""
+    work: Work | None
+    """What is to be computed; None where nobody trains."""
 
 
 class Receiver(Protocol):
@@ -108,6 +125,11 @@ class InProcessClients:
         Guarantee: every message returned, or the state of the server that received it, is stored in
         the ledger together with its charge, and no client's charges exceed its budget.
         """
+        pending = self.begin(request, chosen)
+        return self.finish(pending, None if pending.work is None else pending.work.train())
+
+    def begin(self, request: Request, chosen: Sequence[int]) -> Pending:
+        """Who of these clients answers with what is stored, who refuses, and who is to train."""
         clients = [self._clients[number].asked_for(request.steps) for number in chosen]
         stored = self._stored_messages(request.round, clients)
         others = self._paced(request, [own for own in clients if own.name not in stored])
@@ -115,10 +137,19 @@ class InProcessClients:
         willing = [client for client in others if client.name not in refused]
         together = len(stored) + len(willing)
         mixed = [own.planning(own.plan.mixed_with(together)) for own in willing]
+        work = self._work(request, mixed) if mixed else None
+        return Pending(request, clients, mixed, stored, refused, work)
+
+    def finish(self, pending: Pending, step: Step | None) -> Answers:
+        """Charge what was computed, and send it with what is stored.
+
+        Guarantee: as for `answer`. `step` is what came of this round's own work, and of it alone.
+        """
+        request, clients, mixed = pending.request, pending.asked, pending.willing
+        stored, refused = pending.stored, pending.refused
         answers = Answers(refused=refused, bytes_down=request.bytes * len(clients))
         messages = {name: ClientMessage.from_bytes(data) for name, data in stored.items()}
-        if mixed:
-            step = self._train(request, mixed)
+        if step is not None:
             answers = answers.measured(step.clipped_fraction, step.signal_to_noise)
             if self._receiver is not None and not stored:
                 try:
@@ -126,7 +157,7 @@ class InProcessClients:
                 except BudgetExceeded:
                     pass  # of some client: the others still answer
             sent, late = self._charge_messages(request, mixed, step)
-            messages, answers = messages | sent, replace(answers, refused=refused | late)
+            messages, answers = messages | sent, replace(answers, refused={**refused, **late})
         return answers.sending([messages[own.name] for own in clients if own.name in messages])
 
     def _stored_messages(self, round_: int, clients: Sequence[LocalClient]) -> dict[str, bytes]:
@@ -147,9 +178,10 @@ class InProcessClients:
         refusals = self._ledger.refusals(self._run, events)
         return {own.name: refusals[own.account] for own in clients if own.account in refusals}
 
-    def _train(self, request: Request, clients: Sequence[LocalClient]) -> Step:
-        """What these clients compute. Nobody but them has seen it."""
-        return self._trainer.train(
+    def _work(self, request: Request, clients: Sequence[LocalClient]) -> Work:
+        """What these clients are to compute. Nobody but them sees it."""
+        return Work(
+            self._trainer,
             request,
             [client.plan for client in clients],
             [client.records for client in clients],
