@@ -1,380 +1,326 @@
-"""One round of federated training on a GPU: this engine, plain PyTorch, Opacus and torch.func.
+"""One round of federated training on a GPU: this engine, whole runs, plain PyTorch and Opacus.
 
-    python benchmarks/gpu.py [--rounds 5] [--only cnn] [--quick]
+    python benchmarks/gpu.py [--part engine run mechanisms clients paper flute] [--rounds 5]
+        [--precision float32 tf32] [--only cnn] [--device cpu --quick]
 
-Writes results/gpu.json and .md. Every contender trains the same clients for as many steps on
-Poisson samples of the same expected size, in one process, one after the other; times are wall-clock
-seconds of whole rounds, medians of `--rounds` after two to warm up (of one, for loops over
-clients that take seconds). Loops over clients get their samples as index sets on the GPU, without a
-data loader, so what they are compared with is arithmetic.
+Writes results/gpu.json and .md: every part adds what it measured to what other parts have left
+there, so they may be measured by one command each. Every contender trains the same clients for as
+many steps on Poisson samples of the same expected size, in one process, one after the other; times
+are wall-clock seconds of whole rounds, medians of `--rounds` after two to warm up (of one, for
+loops over clients that take seconds). Loops over clients get their samples as index sets on the
+GPU, without a data loader, so what they are compared with is arithmetic.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
+import json
+import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
-from machine import RESULTS, described, installed, write
-from tables import rows
-from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
-
-import udpfl
-from udpfl import Gaussian, Laplace, Staircase
-from udpfl.engine import (
-    Entropy,
-    LaneModel,
-    Lanes,
-    MechanismNoiser,
-    Noiseless,
-    NormClipper,
-    Unclipped,
-    train_round,
+from gpu_contenders import (
+    NOISES,
+    by_func,
+    engine,
+    opacus_ghost,
+    opacus_hooks,
+    plain,
 )
-from udpfl.engine.limits import choose_limits
-from udpfl.models import build
+from gpu_runs import (
+    EPOCHS,
+    FLUTE,
+    PAPER_SECONDS,
+    STORED,
+    Clock,
+    Task,
+    federation,
+    femnist_network,
+    once,
+    paper_work,
+)
+from gpu_tables import tables
+from gpu_works import (
+    CNN,
+    FEW_STEPS,
+    MANY,
+    RESNET,
+    Problem,
+    Work,
+    arithmetic,
+    card,
+    median,
+    precisions,
+    release_memory,
+    rounded,
+    timed,
+    toy,
+)
+from machine import RESULTS, ROOT, described, installed, write
 
-Round = Callable[[], None]
-CLIP, NOISE, RATE = 1.0, 1.0, 0.1
-NOISES = {
-    "gaussian": Gaussian(NOISE),
-    "laplace": Laplace(NOISE),
-    "staircase": Staircase(2.0, NOISE),
-}
+Report = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Work:
-    """Clients that all take part in every round."""
+class Bench:
+    """Measures parts, and keeps the report up to date."""
 
-    name: str
-    model: str
-    shape: tuple[int, int, int]
-    clients: int
-    records: int
-    steps: int
-    rate: float
+    report: Report
+    device: torch.device
+    options: argparse.Namespace
 
     @property
-    def batch(self) -> int:
-        """The expected size of a sample."""
-        return round(self.rate * self.records)
+    def rounds(self) -> int:
+        """How many are timed."""
+        return int(self.options.rounds)
+
+    def works(self, works: Sequence[Work]) -> list[Work]:
+        """Those that were asked for, or toys in their places."""
+        asked = [work for work in works if self.options.only in work.name]
+        return [toy(work) for work in asked] if self.options.quick else asked
+
+    def precisions(self) -> list[str]:
+        """Those that were asked for and exist."""
+        known, asked = precisions(self.device), self.options.precision
+        return [name for name in known if not asked or name in asked]
+
+    def save(self) -> None:
+        """As far as it got."""
+        write(self.options.out, self.report)
+
+    def of(self, work: Work) -> Report:
+        """What is known of a work."""
+        works = self.report.setdefault("works", [])
+        for own in works:
+            if own["work"]["name"] == work.name:
+                return own  # type: ignore[no-any-return]
+        works.append({"work": asdict(work), "floor": {}, "seconds": {}})
+        return works[-1]  # type: ignore[no-any-return]
+
+    def note(
+        self, work: Work, name: str, seconds: list[float], stored: dict[str, float] | None = None
+    ) -> None:
+        """Put a contender's times into the report, and what it stores in a round."""
+        own = self.of(work)
+        own["seconds"][name] = seconds
+        own.setdefault("revisions", {})[name] = self.report["revision"]
+        if stored is not None:
+            own.setdefault("stored", {})[name] = stored
+        print(f"{work.name}: {name}: {median(seconds):.4f} s", flush=True)
+        release_memory(self.device)
+        self.save()
+
+    def note_run(self, problem: Problem, noise: str, precision: str, stored: bool = False) -> None:
+        """Measure whole rounds of one road, and put them into the report."""
+        found = federation(problem, self.rounds, precision, noise, stored=stored)
+        name = f"udpfl run{f', {STORED}' if stored else ''}, {noise}, {precision}"
+        more = {"bytes": found.stored_bytes, "seconds": found.stored_seconds}
+        self.note(problem.work, name, found.seconds, more)
+
+    def note_engine(self, problem: Problem, noise: str | None, precision: str) -> None:
+        """Measure the engine alone, and put it into the report."""
+        round_ = engine(problem, precision, noise)
+        name = f"udpfl engine, {noise or 'not private'}, {precision}"
+        self.note(problem.work, name, timed(round_, self.rounds, self.device))
+
+    def problem(self, work: Work) -> Problem:
+        """Its records, and how much arithmetic it is."""
+        problem, own = Problem(work, self.device), self.of(work)
+        floor = {"flops": arithmetic(problem)}
+        peaks = self.card()
+        own["floor"] = floor | {
+            name: floor["flops"] / peak for name, peak in peaks.items() if name != "bytes"
+        }
+        return problem
+
+    def card(self) -> dict[str, float]:
+        """What the device reaches, measured once in a process."""
+        if self.report.get("card_of") != self.report["revision"] or "card" not in self.report:
+            self.report["card"] = card(self.device)
+            self.report["card_of"] = self.report["revision"]
+            release_memory(self.device)
+        return self.report["card"]  # type: ignore[no-any-return]
 
 
-CNN = Work("cnn, 50 clients × 40 steps × 60 records", "cnn", (1, 28, 28), 50, 1200, 40, 0.05)
-FEW_STEPS = replace(CNN, name="cnn, 50 clients × 2 steps × 60 records", steps=2)
-RESNET = Work(
-    "resnet18, 10 clients × 10 steps × 128 records", "resnet18", (3, 32, 32), 10, 1280, 10, 0.1
-)
-TOY = replace(CNN, name="a toy", model="cnn-small", clients=2, records=40, steps=2, rate=0.25)
-
-
-class Problem:
-    """Random records of the right shape; what they show does not change the time."""
-
-    def __init__(self, work: Work, device: torch.device) -> None:
-        generator = torch.Generator().manual_seed(0)
-        size = work.clients * work.records
-        self.work, self.device = work, device
-        self.x = torch.randn(size, *work.shape, generator=generator).to(device)
-        self.y = torch.randint(0, 10, (size,), generator=generator).to(device)
-
-    def network(self) -> nn.Module:
-        """With the weights that all contenders begin with."""
-        return build(self.work.model, self.work.shape, 10, seed=0).to(self.device)
-
-    def samples(self) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """For every client and step the records of a Poisson sample."""
-        work = self.work
-        for client in range(work.clients):
-            part = slice(client * work.records, (client + 1) * work.records)
-            x, y = self.x[part], self.y[part]
-            for _ in range(work.steps):
-                rows = (torch.rand(work.records, device=self.device) < work.rate).nonzero()[:, 0]
-                yield client, x[rows], y[rows]
-
-
-def engine(problem: Problem, precision: str, noise: str | None) -> Round:
-    """This library's engine, without its federation; `noise` None is training without privacy."""
-    work, count = problem.work, problem.work.clients
-    loss = lambda outputs, targets: F.cross_entropy(outputs, targets, reduction="none")  # noqa: E731
-    network = build(work.model, work.shape, 10, seed=0)
-    model = LaneModel(network, loss, precision).to(problem.device)  # type: ignore[arg-type]
-    start = model.initial().to(problem.device)
-    limits = choose_limits(
-        "auto", lanes=count, dimension=len(start), memory=None, chunk=None, device=problem.device,
-        bytes_per_sample=model.check(start, problem.x[:3], problem.y[:3]),
-    )  # fmt: skip
-    everyone = torch.arange(len(problem.x), device=problem.device)
-    lanes = Lanes(
-        runs=("benchmark",) * count, clients=tuple(map(str, range(count))),
-        records=everyone.split(work.records), rates=(work.rate,) * count,
-        denominators=torch.full((count,), work.rate * work.records, device=problem.device),
-        learning_rates=torch.full((count,), RATE, device=problem.device),
-        steps=(work.steps,) * count,
-        clipper=NormClipper("l2", [CLIP] * count) if noise else Unclipped(),
-        noiser=MechanismNoiser([NOISES[noise]] * count) if noise else Noiseless(),
-    )  # fmt: skip
-    rounds = iter(range(1 << 30))
-
-    def round_() -> None:
-        train_round(
-            model, problem.x, problem.y, start.expand(count, -1), lanes, next(rounds), Entropy(),
-            limits,
-        )  # fmt: skip
-
-    return round_
-
-
-def loop(
-    problem: Problem,
-    network: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    criterion: Callable[..., Any] = F.cross_entropy,
-) -> Round:
-    """A loop over clients and steps."""
-
-    def round_() -> None:
-        for _, x, y in problem.samples():
-            optimizer.zero_grad()
-            criterion(network(x), y).backward()
-            optimizer.step()
-
-    return round_
-
-
-def plain(problem: Problem) -> Round:
-    """No clipping, no noise."""
-    network = problem.network()
-    optimizer = torch.optim.SGD(network.parameters(), lr=RATE)
-    return loop(problem, network, optimizer)
-
-
-def opacus_hooks(problem: Problem) -> Round:
-    """The same loop around Opacus's per-sample gradients."""
-    from opacus import GradSampleModule
-    from opacus.optimizers import DPOptimizer
-
-    network = GradSampleModule(problem.network())
-    optimizer = DPOptimizer(
-        torch.optim.SGD(network.parameters(), lr=RATE), noise_multiplier=NOISE,
-        max_grad_norm=CLIP, expected_batch_size=problem.work.batch,
-    )  # fmt: skip
-    return loop(problem, network, optimizer)
-
-
-def opacus_ghost(problem: Problem) -> Round:
-    """The same loop around Opacus's ghost clipping, which writes no per-sample gradient."""
-    from opacus.grad_sample import GradSampleModuleFastGradientClipping
-    from opacus.optimizers.optimizer_fast_gradient_clipping import DPOptimizerFastGradientClipping
-    from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
-
-    network = GradSampleModuleFastGradientClipping(problem.network(), max_grad_norm=CLIP)
-    optimizer = DPOptimizerFastGradientClipping(
-        torch.optim.SGD(network.parameters(), lr=RATE), noise_multiplier=NOISE,
-        max_grad_norm=CLIP, expected_batch_size=problem.work.batch,
-    )  # fmt: skip
-    criterion = DPLossFastGradientClipping(network, optimizer, nn.CrossEntropyLoss())
-    return loop(problem, network, optimizer, criterion)
-
-
-def by_func(problem: Problem) -> Round:
-    """The same loop around torch.func: every gradient written out, clipped, added up."""
-    network = problem.network()
-    weights = {name: own.detach() for name, own in network.named_parameters()}
-
-    def loss(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(functional_call(network, weights, (x[None],)), y[None])
-
-    each = vmap(grad(loss), in_dims=(None, 0, 0))
-
-    def round_() -> None:
-        for _, x, y in problem.samples():
-            gradients = each(weights, x, y)
-            squares = sum(own.flatten(1).square().sum(1) for own in gradients.values())
-            factors = (CLIP / torch.sqrt(torch.as_tensor(squares))).clamp(max=1.0)
-            for name, own in gradients.items():
-                total = torch.einsum("b,b...->...", factors, own)
-                total += NOISE * torch.randn_like(total)
-                weights[name] = weights[name] - RATE / problem.work.batch * total
-
-    return round_
-
-
-class Clock:
-    """An observer that notes when each round was over, on the GPU as well."""
-
-    def __init__(self) -> None:
-        self.ends: list[float] = []
-
-    def on_message(self, message: Any) -> None: ...
-
-    def on_model(self, round_: int, model: Any) -> None: ...
-
-    def on_round(self, row: dict[str, Any]) -> None:
-        torch.cuda.synchronize()
-        self.ends.append(time.perf_counter())
-
-
-def federation(problem: Problem, rounds: int, precision: str, noise: str) -> list[float]:
-    """Seconds of whole rounds of `udpfl run`: ledger, messages, checkpoints."""
-    work, watch = problem.work, Clock()
-    x, y = problem.x.cpu(), problem.y.cpu()
-    with tempfile.TemporaryDirectory() as folder:
-        udpfl.run(
-            {
-                "out": str(Path(folder) / "run"), "device": str(problem.device),
-                "data": {"clients": work.clients, "declared_sizes": work.records},
-            },
-            model=build(work.model, work.shape, 10, seed=0), data=(x, y),
-            test=(x[:100].clone(), y[:100].clone()),
-            privacy={"mechanism": noise, "epsilon": 8.0, "clip": CLIP, "accountant": "rdp"},
-            training={
-                "rounds": rounds + 4, "local_steps": work.steps, "sampling_rate": work.rate,
-                "learning_rate": RATE, "evaluate_every": rounds + 4, "precision": precision,
-            },
-            observers=[watch],
-        )  # fmt: skip
-    return [later - earlier for earlier, later in pairwise(watch.ends[1:-1])]
-
-
-@contextmanager
-def rounded(tf32: bool) -> Iterator[None]:
-    """Whether torch's own products and convolutions may use TF32."""
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, cudnn.allow_tf32
-    matmul.allow_tf32 = cudnn.allow_tf32 = tf32
-    try:
-        yield
-    finally:
-        matmul.allow_tf32, cudnn.allow_tf32 = before
-
-
-def timed(round_: Round, rounds: int, warm: int = 2) -> list[float]:
-    """Seconds of each round."""
-    found = []
-    for number in range(warm + rounds):
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        round_()
-        torch.cuda.synchronize()
-        if number >= warm:
-            found.append(time.perf_counter() - began)
-    return found
-
-
-def floor(problem: Problem) -> dict[str, float]:
-    """Seconds that the arithmetic of a round takes at the rates of this card."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    network, work = problem.network(), problem.work
-    with FlopCounterMode(display=False) as counter:
-        F.cross_entropy(network(problem.x[:8]), problem.y[:8]).backward()
-    flops = counter.get_total_flops() / 8 * work.clients * work.steps * work.batch
-    found = {"flops": flops}
-    a = torch.randn(8192, 8192, device=problem.device)
-    for name, tf32 in (("float32", False), ("tf32", True)):
-        with rounded(tf32):
-            seconds = min(timed(lambda: torch.mm(a, a), 3))
-        found[name] = flops * seconds / (2 * 8192**3)
-    return found
-
-
-def measured(work: Work, rounds: int, mechanisms: list[str]) -> dict[str, Any]:
-    """All contenders on one piece of work."""
-    problem, found = Problem(work, torch.device("cuda")), {}
-
-    def note(name: str, seconds: list[float]) -> None:
-        found[name] = seconds
-        print(f"{work.name}: {name}: {statistics.median(seconds):.3f} s", flush=True)
-        torch.cuda.empty_cache()
-
-    for precision in ("float32", "tf32"):
-        for noise in mechanisms:
-            note(
-                f"udpfl engine, {noise}, {precision}",
-                timed(engine(problem, precision, noise), rounds),
-            )
-        note(
-            f"udpfl engine, not private, {precision}",
-            timed(engine(problem, precision, None), rounds),
-        )
-        if work.model != "resnet18":
-            note(
-                f"udpfl run, gaussian, {precision}",
-                federation(problem, rounds, precision, "gaussian"),
-            )
-    for tf32 in (False, True):
-        end = "tf32" if tf32 else "float32"
-        with rounded(tf32):
-            note(f"plain PyTorch loop, not private, {end}", timed(plain(problem), 1, 1))
+def engine_part(bench: Bench) -> None:
+    """The engine beside the loops over clients."""
+    for work in bench.works([CNN, FEW_STEPS, RESNET]):
+        problem = bench.problem(work)
+        for precision in bench.precisions():
+            for noise in ("gaussian", None):
+                bench.note_engine(problem, noise, precision)
+        for tf32 in (False, True):
+            end = "tf32" if tf32 else "float32"
+            loops: dict[str, tuple[Callable[[Problem], Any], int]] = {
+                "plain PyTorch loop, not private": (plain, 1)
+            }
             if installed("opacus"):
-                note(f"Opacus hooks, {end}", timed(opacus_hooks(problem), 1, 0))
-                note(f"Opacus ghost, {end}", timed(opacus_ghost(problem), 1, 0))
+                loops |= {"Opacus hooks": (opacus_hooks, 0), "Opacus ghost": (opacus_ghost, 0)}
             if work.model != "resnet18":
-                note(f"torch.func vmap, {end}", timed(by_func(problem), 1, 0))
-    return {"work": asdict(work), "floor": floor(problem), "seconds": found}
+                loops["torch.func vmap"] = (by_func, 0)
+            if end in bench.precisions():
+                with rounded(tf32):
+                    for name, (made, warm) in loops.items():
+                        seconds = timed(made(problem), 1, bench.device, warm)
+                        bench.note(work, f"{name}, {end}", seconds)
 
 
-def table(report: dict[str, Any]) -> str:
-    """Medians, and multiples of the engine with Gaussian noise in the same precision."""
-    text = ""
-    for own in report["works"]:
-        medians = {name: statistics.median(values) for name, values in own["seconds"].items()}
-        names = list(dict.fromkeys(name.rsplit(", ", 1)[0] for name in medians))
-        body = []
-        for name in names:
-            cells = []
-            for precision in ("float32", "tf32"):
-                seconds = medians.get(f"{name}, {precision}")
-                reference = medians[f"udpfl engine, gaussian, {precision}"]
-                cells += (
-                    ["", ""]
-                    if seconds is None
-                    else [f"{seconds:.3f}", f"{seconds / reference:.2f}"]
-                )
-            body.append([name, *cells])
-        least = own["floor"]
-        body.append(["arithmetic alone", f"{least['float32']:.3f}", "", f"{least['tf32']:.3f}", ""])
-        head = [own["work"]["name"], "float32, s", "×", "TF32, s", "×"]
-        text += rows(head, body) + "\n"
-    return text
+def run_part(bench: Bench) -> None:
+    """Whole rounds as users have them, and with every message stored."""
+    for work in bench.works([CNN, FEW_STEPS]):
+        problem = bench.problem(work)
+        for precision in bench.precisions():
+            for stored in (False, True):
+                bench.note_run(problem, "gaussian", precision, stored)
+
+
+def mechanisms_part(bench: Bench) -> None:
+    """Every built-in noise: engine and whole rounds."""
+    for work in bench.works([CNN]):
+        problem = bench.problem(work)
+        for noise in NOISES:
+            for precision in bench.precisions():
+                bench.note_engine(problem, noise, precision)
+            bench.note_run(problem, noise, bench.precisions()[0])
+
+
+def clients_part(bench: Bench) -> None:
+    """Does time grow with the clients in a straight line?"""
+    for work in bench.works([FEW_STEPS, *MANY]):
+        problem, precision = bench.problem(work), bench.precisions()[0]
+        bench.note_engine(problem, "gaussian", precision)
+        bench.note_run(problem, "gaussian", precision)
+        if work.clients <= 100:  # of a thousand they are 1.7 GB a round
+            bench.note_run(problem, "gaussian", precision, stored=True)
+
+
+def paper_part(bench: Bench) -> None:
+    """The paper's table of running times: runs of so many iterations, as a whole."""
+    for data, clients in PAPER_SECONDS:
+        for epochs in EPOCHS:
+            work = paper_work(data, clients, epochs)
+            if bench.options.only not in work.name:
+                continue
+            own = toy(work) if bench.options.quick else work
+            problem, precision = Problem(own, bench.device), bench.precisions()[0]
+            for iterations in bench.options.iterations:
+                clock = Clock(bench.device)
+                seconds = once(problem, clock, iterations, iterations, precision=precision)
+                between = [later - earlier for earlier, later in pairwise(clock.ends[1:-1])]
+                found = {
+                    "work": asdict(own), "data": data, "epochs": epochs, "iterations": iterations,
+                    "seconds": seconds, "iteration": median(between), "precision": precision,
+                    "paper": PAPER_SECONDS[data, clients].get(iterations),
+                    "revision": bench.report["revision"],
+                }  # fmt: skip
+                rows = bench.report.setdefault("paper", {})
+                rows[f"{work.name}, {iterations} iterations"] = found
+                print(f"{work.name}: {iterations} iterations: {seconds:.2f} s", flush=True)
+                bench.save()
+            release_memory(bench.device)
+
+
+def flute_part(bench: Bench) -> None:
+    """FLUTE's published simulations, with privacy."""
+    for task in FLUTE:
+        if bench.options.only in task.name:
+            seconds = _flute(bench, task)
+            found = {
+                "seconds": seconds, "published": task.published, "rounds": task.rounds,
+                "work": asdict(task.work), "population": task.population,
+                "clients_per_round": task.clients_per_round,
+                "revision": bench.report["revision"],
+            }  # fmt: skip
+            bench.report.setdefault("flute", {})[task.name] = found
+            print(f"{task.name}: {task.rounds} rounds: {seconds:.1f} s", flush=True)
+            bench.save()
+            release_memory(bench.device)
+
+
+def _flute(bench: Bench, task: Task) -> float:
+    quick = bench.options.quick
+    work = replace(toy(task.work), clients=3, model="logistic") if quick else task.work
+    problem = Problem(work, bench.device)
+    network = femnist_network(quick) if work.outputs == 62 else None
+    return once(
+        problem, Clock(bench.device), 3 if quick else task.rounds, task.evaluate_every,
+        network=network, tested=100 if quick else task.tested,
+        precision=bench.precisions()[0],
+        clients_per_round=2 if quick else task.clients_per_round,
+    )  # fmt: skip
+
+
+PARTS: dict[str, Callable[[Bench], None]] = {
+    "engine": engine_part,
+    "run": run_part,
+    "mechanisms": mechanisms_part,
+    "clients": clients_part,
+    "paper": paper_part,
+    "flute": flute_part,
+}
+
+
+def known(path: Path, quick: bool) -> Report:
+    """What earlier commands have left there; a quick try and a measurement are never mixed."""
+    report: Report = json.loads(path.read_text()) if path.exists() else {}
+    return report if report.get("quick", quick) == quick else {}
+
+
+def revision() -> str:
+    """Of the code that is measured; empty outside a repository."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def arguments() -> argparse.Namespace:
+    """What is to be measured."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--part", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--iterations", type=int, nargs="+", default=[50], help="of the paper")
+    parser.add_argument("--precision", nargs="+", default=[], help="those that exist, if left out")
+    parser.add_argument("--only", default="", help="work with this in its name")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--quick", action="store_true", help="toys, to see that it works")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    if options.device.startswith("cuda") and not torch.cuda.is_available():
+        parser.exit(2, "this benchmark needs a CUDA device, or --device cpu --quick\n")
+    if options.device == "cpu" and not options.quick:
+        parser.error("--device cpu measures toys only: add --quick")
+    if min([options.rounds, *(own - 3 for own in options.iterations)]) < 1:
+        parser.error("at least one round and four iterations")
+    if options.out is None:  # a quick try leaves no numbers
+        folder = Path(tempfile.mkdtemp()) if options.quick else RESULTS
+        options.out = folder / "gpu.json"
+    return options
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", default="", help="work with this in its name")
-    parser.add_argument("--quick", action="store_true", help="a toy, to see that it works")
-    parser.add_argument("--out", type=Path, default=RESULTS / "gpu.json")
-    options = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.exit(2, "this benchmark needs a CUDA device\n")
-    works = [TOY] if options.quick else [CNN, FEW_STEPS, RESNET]
-    mechanisms = {CNN: list(NOISES)}
-    report = {
-        "machine": {**described(torch.get_num_threads()), "gpu": torch.cuda.get_device_name()},
-        "rounds": options.rounds,
-        "quick": options.quick,
-        "works": [],
-    }
-    for work in works:
-        if options.only in work.name:
-            found = measured(work, options.rounds, mechanisms.get(work, ["gaussian"]))
-            report["works"].append(found)
-            write(options.out, report)  # as far as it got
-    options.out.with_suffix(".md").write_text(table(report))
-    print(table(report))
+    options = arguments()
+    report = known(options.out, options.quick)
+    report |= {"quick": options.quick, "revision": revision()}
+    machine = described(torch.get_num_threads())
+    report.setdefault("machine", machine)
+    report.setdefault("rounds", options.rounds)
+    bench = Bench(report, torch.device(options.device), options)
+    for name in options.part:
+        PARTS[name](bench)
+        report.setdefault("parts", {})[name] = {
+            "machine": machine, "revision": report["revision"], "rounds": options.rounds,
+        }  # fmt: skip
+        bench.save()
+    text = tables(report)
+    options.out.with_suffix(".md").write_text(text)
+    print(text)
 
 
 if __name__ == "__main__":

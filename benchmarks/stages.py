@@ -31,6 +31,7 @@ STAGES: Mapping[str, Sequence[str]] = {
     "messages": (
         "udpfl.algorithms.message:ClientMessage.to_bytes",
         "udpfl.algorithms.message:ClientMessage.from_bytes",
+        "udpfl.federation._progress:tensors_to_bytes",
     ),
     "averaging": ("udpfl.algorithms.fedavg:FedAvg.aggregate",),
     "charging": (

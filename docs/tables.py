@@ -124,8 +124,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "methods": methods,
     "models": models,
     "data-sets": data_sets,
-    "attacks": attacks,
     "commands": commands,
+    "attacks": attacks,
 }
 
 

@@ -22,6 +22,8 @@ from tests.repository import EXAMPLES, ROOT
 from udpfl import algorithms, mechanisms
 from udpfl.cli.app import app
 
+TABULATED = ("built-in.md", "cli.md", "attacks.md")
+"""Pages with tables that are made from registries."""
 TUTORIAL = ROOT / "docs" / "tutorial.ipynb"
 PAGES = sorted(
     [*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md"), *EXAMPLES.glob("**/*.md")]
@@ -113,7 +115,7 @@ def test_the_table_of_commands_lists_every_verb():
 
 def test_every_mark_of_a_page_has_its_table():
     tables = runpy.run_path(str(ROOT / "docs" / "tables.py"))
-    pages = ((ROOT / "docs" / name).read_text() for name in ("built-in.md", "cli.md"))
+    pages = ((ROOT / "docs" / name).read_text() for name in TABULATED)
     assert [mark for page in pages for mark in tables["MARK"].findall(page)] == list(
         tables["TABLES"]
     )

@@ -134,7 +134,6 @@ def wrongly_named(root: Path, called: Collection[str] = ()) -> list[str]:
 
 
 NOT_IMPORTED = {
-    "udpfl.engine.merging",  # for many trainings at once
     "udpfl.audit.power",  # for benchmarks
     "udpfl.cli.analyze",  # which `_convergence` adds to
     "udpfl.cli.budget",  # which `_decisions` adds to

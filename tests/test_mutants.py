@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,18 @@ def test_a_fault_that_is_killed_is_a_success(tiny, capfd):
     assert capfd.readouterr().out.count("equivalent: proof") == 1
     assert main([], tiny({"noticed": TINY["noticed"]})) == 0
     assert "1 killed, 0 survived" in capfd.readouterr().out
+
+
+def test_faults_that_a_revision_has_can_be_left_out(tiny, capfd):
+    root = tiny({"noticed": TINY["noticed"], "changed": TINY["not noticed"]})
+    user = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+    for words in (["init", "-q"], ["add", "."], [*user, "commit", "-q", "-m", "before"]):
+        subprocess.run(["git", *words], cwd=root, check=True)
+    tiny({"noticed": TINY["noticed"], "changed": ("return x + 1", "return x - 2", "test_half")})
+    assert main(["--since", "HEAD", "--list"], root) == 0
+    said = capfd.readouterr().out
+    assert "+ return x - 2" in said
+    assert "noticed" not in said
 
 
 def test_faults_are_listed_with_their_tests_or_their_proof(tiny, capfd):

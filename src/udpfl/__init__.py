@@ -58,7 +58,7 @@ if TYPE_CHECKING:
         Tabulated,
     )
     from udpfl.planning import Plan, PlanRow, plan
-    from udpfl.running import run
+    from udpfl.running import run, run_together
     from udpfl.trained import TrainedModel, load
 
 _PLACES = {
@@ -112,6 +112,7 @@ _PLACES = {
     "plan": "planning",
     "rounds_left": "accounting.budget",
     "run": "running",
+    "run_together": "running",
     "would_exceed": "accounting.budget",
 }
 """The module below `udpfl` that each public name comes from."""
@@ -190,5 +191,6 @@ __all__ = [
     "plan",
     "rounds_left",
     "run",
+    "run_together",
     "would_exceed",
 ]

@@ -1,4 +1,5 @@
-"""`udpfl.run`: train, show how far it is, and write the page about the run when it has ended."""
+"""`udpfl.run` and `udpfl.run_together`: train, show how far it is, and write the page about a run
+when it has ended."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ from typing import Any, ParamSpec, cast
 
 from udpfl.federation import Observer, Run
 from udpfl.federation import run as train
+from udpfl.federation import run_together as train_together
+from udpfl.federation.together import ObserversOf, nobody
 from udpfl.live import NotebookBar, RoundLog, is_notebook
 from udpfl.report import write_report
 
@@ -39,4 +42,15 @@ def _with_page(train: Callable[P, Run]) -> Callable[P, Run]:
     return run
 
 
+def _with_pages(train: Callable[P, list[Run | Exception]]) -> Callable[P, list[Run | Exception]]:
+    @wraps(train)
+    def run_together(*args: P.args, **kwargs: P.kwargs) -> list[Run | Exception]:
+        given = cast(ObserversOf, kwargs.get("observers", nobody))
+        kwargs["observers"] = lambda number: (ReportPage(), *given(number))
+        return train(*args, **kwargs)
+
+    return run_together
+
+
 run = _with_page(train)
+run_together = _with_pages(train_together)

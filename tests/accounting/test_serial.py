@@ -28,6 +28,7 @@ from udpfl import (
     Staircase,
     Unsupported,
 )
+from udpfl.accounting import serial
 from udpfl.accounting.events import NominallyShuffled
 from udpfl.accounting.serial import event_from_dict, event_from_json, event_to_dict, event_to_json
 from udpfl.mechanisms import tabulated
@@ -210,3 +211,15 @@ def test_a_mechanism_nobody_else_could_load_is_not_stored(monkeypatch):
     monkeypatch.setattr(Sly, "__module__", "__main__")
     with pytest.raises(Unsupported, match="__main__:Sly cannot be stored"):
         event_to_dict(Release(Sly(1.0), Sensitivity(1.0)))
+
+
+def test_texts_of_several_clients_are_those_of_each(monkeypatch):
+    shared, other = Repeated(STEP, 2), Repeated(TENTH, 3)
+    several = [(shared,), (other, shared), (), (Repeated(STEP, 2),)]
+    wanted = [tuple(map(event_to_json, events)) for events in several]
+    written = []
+    monkeypatch.setattr(
+        serial, "event_to_json", lambda event: written.append(event) or event_to_json(event)
+    )
+    assert serial.event_texts(iter(several)) == wanted
+    assert len(written) == 3  # each object once

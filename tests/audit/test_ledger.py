@@ -36,6 +36,7 @@ from udpfl.cli.audit import audit as audit_app
 from udpfl.ledger._balances import Balances
 from udpfl.ledger.charges import Charge
 from udpfl.ledger.ledger import Ledger
+from udpfl.ledger.progress import Progress
 
 
 def begin(ledger, run="run", randomness="entropy"):
@@ -233,6 +234,34 @@ def rewrite(path, change):
         *(("INSERT INTO charges VALUES (?,?,?,?,?,?,?,?,?,?,?)", *row) for row in rows),
         ("UPDATE sqlite_sequence SET seq = ? WHERE name = 'charges'", last),
     )
+
+
+@pytest.mark.parametrize(
+    ("edit", "problem"),
+    [
+        (None, None),
+        ("UPDATE progress SET state = x'00'", "after round 2 is not the one that was stored"),
+        ("UPDATE progress SET round = 3", "state of run run after round 3 was not charged"),
+        ("UPDATE outbox SET message = x'00' WHERE run = 'run'", "is not the one that was stored"),
+        ("UPDATE outbox SET digest = 'x' WHERE run = 'run'", "has no digest"),
+        ("UPDATE outbox SET digest = '' WHERE run = 'second' AND round = 1", "has no digest"),
+    ],
+)
+def test_states_that_are_stored_in_place_of_messages_are_looked_at(path, edit, problem):
+    with Ledger(path) as ledger:
+        begin(ledger)
+        begin(ledger, "second")
+        alice = ledger.account("ann", "a")
+        for turn in (1, 2):
+            unsent = Charge(alice, "run", turn, (GAUSSIAN,), None)
+            ledger.commit([unsent], progress=Progress(turn, b"state"))
+        ledger.commit([charge(alice, 1, GAUSSIAN, run="second")])
+        ledger.commit([charge(alice, 2, GAUSSIAN, run="second")], settled=1)
+    if edit is not None:
+        edited(path, (edit,))
+    found = audit_ledger(path)
+    assert found.sound == (edit is None)
+    assert all(problem in sentence for sentence in found.problems), found.problems
 
 
 COPY = (

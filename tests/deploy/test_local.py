@@ -48,9 +48,23 @@ def test_what_a_process_started_in_a_session_of_its_own_ends_with_it(tmp_path, m
     assert not process.is_running
 
 
+@pytest.fixture
+def hears_signals():
+    """Handlers as of a process in the foreground: one in the background may ignore some signals."""
+    usual = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
+    }
+    before = {kind: signal.signal(kind, handler) for kind, handler in usual.items()}
+    yield usual
+    for kind, handler in before.items():
+        signal.signal(kind, handler)
+
+
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_every_signal_to_end_is_an_interrupt_and_a_second_one_is_none(kind):
-    before, ended = signal.getsignal(kind), []
+def test_every_signal_to_end_is_an_interrupt_and_a_second_one_is_none(kind, hears_signals):
+    before, ended = hears_signals[kind], []
 
     def interrupted():
         try:

@@ -4,56 +4,35 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from scipy import stats
 from torch import nn
 
 from tests.engine.kept_sums import lanes_of, on_the_edge
+from tests.engine.nets import NETS
 from tests.small import cross_entropy
-from udpfl.engine import Keyed, LaneModel, Limits, Noiseless, NormClipper, Unclipped, train_round
+from udpfl.engine import (
+    Entropy,
+    Key,
+    Keyed,
+    LaneModel,
+    Limits,
+    MechanismNoiser,
+    Noiseless,
+    NormClipper,
+    Unclipped,
+    train_round,
+)
 from udpfl.engine.clipping import ROUNDING
-from udpfl.engine.precision import computing_in
+from udpfl.engine.layers._products import multiply
+from udpfl.engine.precision import computing_in, multiplies_into_float32
+from udpfl.mechanisms import BUILT_IN, Laplace
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-CUDA, PRECISIONS = torch.device("cuda"), ["float32", "tf32"]
-
-
-def convolutions() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 16, 3, stride=2),
-        nn.GroupNorm(4, 16), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 9, 24), nn.ReLU(),
-        nn.Linear(24, 10),
-    )  # fmt: skip
-
-
-def positions() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(14, 40), nn.Tanh(), nn.Flatten(), nn.Linear(560, 10))
-
-
-class Parts(nn.Module):
-    """Layers whose inputs and output gradients are parts of larger tensors."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.one, self.two = nn.Linear(7, 6), nn.Linear(7, 5)
-        self.last, self.rows = nn.Linear(11, 9), nn.Linear(9, 40)
-        self.out = nn.Linear(40, 10)
-
-    def forward(self, x):
-        both = torch.cat([self.one(x[..., :7]), self.two(x[..., 7:])], -1)
-        hidden = self.last(both).relu()
-        return self.out(self.rows(hidden[:, 1:]).tanh()[:, 0])
-
-
-NETS = {
-    "parts": (Parts, (14, 14)),
-    "convolutions": (convolutions, (1, 14, 14)),
-    "positions": (positions, (14, 14)),
-}
+CUDA, PRECISIONS = torch.device("cuda"), ["float32", "tf32", "bfloat16"]
 
 
 def problem(net: str, count: int, precision: str = "float32"):
@@ -217,6 +196,7 @@ def test_what_cannot_be_recorded_is_computed_as_usual(kind):
     [
         ("convolutions", "float32", 1e-5),
         ("positions", "float32", 1e-5),
+        ("positions", "bfloat16", 5e-2),
         ("positions", "tf32", 1e-2),  # without units that are on or off by a rounding
     ],
 )
@@ -234,6 +214,25 @@ def test_gradients_are_those_of_the_cpu_in_double(net, precision, most):
     assert float((found.double() - exact).norm() / exact.norm()) <= most
 
 
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_noise_of_every_built_in_mechanism_has_its_own_size_and_law(name):
+    """Fresh in every lane and step, beside lanes with other noise of the same kind."""
+    kind, dimension = BUILT_IN[name], 1000
+    own = {"decay": 0.7, "period": 0.7} if "period" in kind.__dataclass_fields__ else {}
+    noise = (kind(**own) if own else kind(1.3)).in_dimension(dimension)
+    noises, sums = [noise, noise.scaled(4.0), Laplace(1.0), noise], 0.3
+    keys = [Key("run", str(lane), 1, 0) for lane in range(4)]
+    zeros = torch.full((4, 100 * dimension), sums, dtype=torch.float64, device=CUDA)
+    drawn = MechanismNoiser(noises).add(zeros, Entropy(), keys).double().cpu() - sums
+    rng = np.random.default_rng(0)
+    for row, mechanism in zip(drawn, noises, strict=True):
+        exact = mechanism.sample_one(len(row), rng)
+        assert stats.ks_2samp(row.numpy(), exact).pvalue > 1e-4
+        for wrong in (2 / 3, 3 / 2):
+            assert stats.ks_2samp(wrong * row.numpy(), exact).pvalue < 1e-9
+    assert np.abs(np.corrcoef(drawn.numpy()) - np.eye(4)).max() < 0.02
+
+
 def test_factors_are_rounded_only_where_that_is_asked_for():
     a = torch.randn(512, 512, generator=torch.Generator().manual_seed(0)).to(CUDA)
     errors = {}
@@ -241,3 +240,14 @@ def test_factors_are_rounded_only_where_that_is_asked_for():
         with computing_in(precision, CUDA):
             errors[precision] = float((a @ a - (a.double() @ a.double())).norm() / (a @ a).norm())
     assert errors["float32"] < 1e-6 < 1e-4 < errors["tf32"]
+    assert errors["bfloat16"] == errors["float32"]  # of layers alone, which round them themselves
+
+
+def test_products_of_bfloat16_are_added_up_in_float32():
+    a, b = (torch.randn(3, 40, 4000, device=CUDA).bfloat16() for _ in "12")
+    assert multiplies_into_float32(CUDA)  # else they are multiplied as float32, more slowly
+    with computing_in("bfloat16", CUDA):
+        found = multiply(a, b.mT)
+    wanted, terms = a.double() @ b.double().mT, a.double().abs() @ b.double().abs().mT
+    assert found.dtype == torch.float32
+    assert float(((found - wanted).abs() / terms).max()) < 1e-5

@@ -145,6 +145,7 @@ MERGED = {
     "l1": [call(private(clip=clip, norm="l1")) for clip in (0.1, 1.0)],
     "linf": [call(private(clip=clip, norm="linf")) for clip in (0.01, 0.1)],
     "keys": [call(private(run=run)) for run in ("one", "two", "three")],
+    "seeds": [call(private(run=f"seed-{n}"), stream=Keyed(n)) for n in (0, 1, 2)],
     "rates": [call(private(rate=rate)) for rate in (0.2, 0.6, 1.0)],
     "learning rates": [call(private(learning_rate=rate)) for rate in (0.1, 0.5)],
     "steps": [call(private(steps=own, run=str(own))) for own in ((3, 1), (2, 3), (3, 0))],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 
 import pytest
@@ -13,10 +12,14 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from torch import nn
+
+from tests.engine.philox import philox
+from tests.small import cross_entropy
+from udpfl.engine import LaneModel, NormClipper, _pools
 from udpfl.engine import _triton as kernels
 from udpfl.engine._windows import Window
-from udpfl.engine.layers import rule
-from udpfl.mechanisms import Gaussian, Laplace
+from udpfl.engine.layers import _patches, convolution, rule
 
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -34,6 +37,35 @@ def test_sizes_of_rows_are_those_in_double(width, p):
     found = kernels.powers_of_rows(rows, p)
     expected = rows.double().abs().pow(p).sum(-1)
     torch.testing.assert_close(found, expected, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("p", [1, 2])
+def test_sizes_of_rows_of_bfloat16_are_those_of_its_numbers(p):
+    rows = drawn(3, 2, 1500).bfloat16()
+    found = kernels.powers_of_rows(rows, p)
+    assert found.dtype == torch.float64
+    expected = rows.double().abs().pow(p).sum(-1)
+    torch.testing.assert_close(found, expected, rtol=1e-14, atol=0)
+
+
+def test_products_of_bfloat16_are_of_its_numbers():
+    """Kept and scaled in double; patches hold the numbers of the image."""
+    rows, factors = drawn(10, 40).bfloat16(), drawn(10).double()
+    factors[3] = 0
+    scaled = kernels.kept_rows(rows, factors, scaled=True)
+    assert torch.equal(scaled, rows.double() * factors[:, None])
+    assert torch.equal(
+        kernels.kept_rows(rows, factors, scaled=False),
+        torch.where(factors[:, None] != 0, rows.double(), 0.0),
+    )
+    total = torch.empty(1, 40, dtype=torch.float64, device=DEVICE)
+    kernels.weighted_rows(factors[None], rows[None], total)
+    torch.testing.assert_close(total[0], scaled.sum(0), rtol=1e-13, atol=1e-13)
+    window = Window((7, 6), (3, 3), (1, 1), (1, 1), (1, 1))
+    image = drawn(3, 4, 7, 6).bfloat16()
+    found = kernels.patches(image, window)
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found.float(), kernels.patches(image.float(), window))
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64])
@@ -64,10 +96,6 @@ def test_what_does_not_lie_side_by_side_is_not_read_as_if_it_did():
         kernels.powers_of_rows(rows, 2)
     with pytest.raises(ValueError, match="contiguous"):
         kernels.weighted_rows(factors[None], rows[None], torch.empty(1, 3, device=DEVICE))
-    sums = drawn(5, 2, dtype=torch.float64).t()
-    keys, scales = some_keys(2).to(DEVICE), torch.ones(2, 2, dtype=torch.float64, device=DEVICE)
-    with pytest.raises(ValueError, match="contiguous"):
-        kernels.add_laplace(sums, torch.empty(2, 5, device=DEVICE), keys, scales)
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64])
@@ -150,18 +178,6 @@ def test_pools_are_those_of_torch(image, kernel, stride, padding, last):
     torch.testing.assert_close(kernels.unpooled(back, which, window), wanted, rtol=1e-6, atol=1e-6)
 
 
-def philox(key: int, high: int, pair: int) -> list[int]:
-    """Salmon et al. 2011 with Python's integers."""
-    mask = (1 << 32) - 1
-    c = [pair & mask, pair >> 32, high & mask, high >> 32]
-    k = [key & mask, key >> 32]
-    for _ in range(10):
-        a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
-        c = [(b >> 32) ^ c[1] ^ k[0], b & mask, (a >> 32) ^ c[3] ^ k[1], a & mask]
-        k = [(k[0] + 0x9E3779B9) & mask, (k[1] + 0xBB67AE85) & mask]
-    return [c[0] | c[1] << 32, c[2] | c[3] << 32]
-
-
 def test_words_are_those_of_philox():
     assert philox(0, 0, 0)[0] & 0xFFFFFFFF == 0x6627E8D5  # of the authors' known answers
     generator = torch.Generator().manual_seed(5)
@@ -180,80 +196,26 @@ def test_words_are_those_of_philox():
     assert found[0] == found[6] == found[7] == found[3008] == 2**64 - 1
 
 
-def uniform(keys: torch.Tensor, lane: int, place: int) -> float:
-    """The number (w + f) 2^-63 with Python's integers."""
-    high, low = (int(word) % 2**64 for word in keys[lane, :2])
-    one, two = (w - 2**64 if w >= 2**63 else w for w in philox(high, low, place))
-    return (one + (two * 2.0**-64 * (1 - 2.0**-50) + 0.5)) * 2.0**-63
-
-
-def some_keys(lanes: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(9)
-    return torch.randint(-(2**63), 2**63 - 1, (lanes, 4), generator=generator)
-
-
-def test_uniform_numbers_have_two_words_each():
-    keys = some_keys(2)
-    found = kernels.signed_numbers(keys.to(DEVICE), 1500).cpu()
-    expected = [[uniform(keys, lane, place) for place in range(1500)] for lane in range(2)]
-    torch.testing.assert_close(
-        found, torch.tensor(expected, dtype=torch.float64), rtol=4e-16, atol=0
-    )
-
-
-@pytest.mark.parametrize("columns", [1, 2, 7, 2500])
-@pytest.mark.parametrize("kind", ["gaussian", "laplace", "given"])
-def test_noise_is_added_and_rounded_to_a_grid(kind, columns):
-    keys, grid, scale = some_keys(2), torch.tensor([0.25, 2.0**-9]), torch.tensor([40.0, 300.0])
-    scales = torch.stack([scale, grid], 1).double().to(DEVICE)
-    sums = 3 * drawn(2, columns, dtype=torch.float64)
-    noisy = torch.empty(2, columns, device=DEVICE)
-    half = -(-columns // 2)
-
-    def exact(lane: int, place: int) -> float:
-        own = float(scale[lane])
-        if kind == "gaussian":
-            first, second = place % half, half + place % half
-            radius = own * math.sqrt(-2 * math.log(abs(uniform(keys, lane, first))))
-            angle = math.pi * uniform(keys, lane, second)
-            return radius * (math.cos(angle) if place < half else math.sin(angle))
-        drawn = uniform(keys, lane, place)
-        return math.copysign(-own * math.log(abs(drawn)), drawn)
-
-    noise = torch.tensor([[exact(lane, j) for j in range(columns)] for lane in range(2)])
-    if kind == "given":
-        kernels.add_rounded(noise.double().to(DEVICE), sums, noisy, scales)
-    else:
-        add = {"gaussian": kernels.add_gaussian, "laplace": kernels.add_laplace}[kind]
-        add(sums, noisy, keys.to(DEVICE), scales)
-    units = noisy.cpu().double() / grid.double().unsqueeze(1)
-    assert torch.equal(units, units.round())
-    wanted = noise.double() + sums.cpu() / grid.double().unsqueeze(1)
-    assert (units - wanted).abs().max() <= 0.5 + 1e-3
-
-
-@pytest.mark.parametrize("kind", ["gaussian", "laplace"])
-def test_noise_is_as_exact_as_is_said_of_it(kind):
-    """Against 50 digits, on a grid that is far finer than what is used."""
-    mp = pytest.importorskip("mpmath").mp
-    noise = {"gaussian": Gaussian(1.0), "laplace": Laplace(0.75)}[kind]
-    keys, grid, count, scale = some_keys(1), 2.0**-46, 3000, next(iter(noise.parameters.values()))
-    noisy = torch.empty(1, count, dtype=torch.float64, device=DEVICE)
-    scales = torch.tensor([[scale / grid, grid]], dtype=torch.float64, device=DEVICE)
-    add = {"gaussian": kernels.add_gaussian, "laplace": kernels.add_laplace}[kind]
-    add(torch.zeros_like(noisy), noisy, keys.to(DEVICE), scales)
-    drawn = kernels.signed_numbers(keys.to(DEVICE), count)[0].tolist()
-    with mp.workdps(50):
-        if kind == "laplace":
-            exact = [-mp.sign(s) * scale * mp.log(abs(s)) for s in map(mp.mpf, drawn)]
-        else:
-            halves = drawn[: count // 2], drawn[count // 2 :]
-            pairs = zip(*(map(mp.mpf, half) for half in halves), strict=True)
-            polar = [(mp.sqrt(-2 * mp.log(abs(r))), mp.pi * a) for r, a in pairs]
-            exact = [scale * r * mp.cos(a) for r, a in polar]
-            exact += [scale * r * mp.sin(a) for r, a in polar]
-        off = [float(mp.mpf(n) - e) for n, e in zip(noisy[0].tolist(), exact, strict=True)]
-    mean_square = sum(own * own for own in off) / count - grid**2 / 12
-    unit = 2.0**-53 * noise.noise_std
-    together = math.sqrt(2) if kind == "gaussian" else 1.0  # two numbers are off together
-    assert together * math.sqrt(max(mean_square, 0.0)) <= noise.rounding * unit + grid / 100
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("norm", ["l1", "l2"])
+def test_sums_by_kernels_are_those_without_them(precision, norm, monkeypatch):
+    """Of a pass with patches, positions and pools, as CUDA computes it."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 3, 2),
+        nn.Flatten(2), nn.Linear(4, 5), nn.Tanh(), nn.Flatten(), nn.Linear(15, 3),
+    )  # fmt: skip
+    x, y = drawn(2, 3, 2, 6, 6), torch.arange(6, device=DEVICE).view(2, 3) % 3
+    real = torch.tensor([[True, True, False], [True, True, True]], device=DEVICE)
+    model = LaneModel(net, cross_entropy, precision).to(DEVICE)
+    start = model.initial().to(DEVICE).expand(2, -1) + 0.01 * drawn(2, 1)
+    found = []
+    for by in (kernels, None):
+        for module in (rule, convolution, _patches, _pools):
+            monkeypatch.setattr(module, "kernels_for", lambda tensor, by=by: by)
+        gradients = model.gradients(start.contiguous(), x, y, real)
+        sizes = gradients.norms(int(norm[1]))
+        found.append((sizes, NormClipper(norm, [0.3, 0.4]).clipped_sum(gradients).sum))
+    for own, other in zip(*found, strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-6)
+    assert float(torch.linalg.vector_norm(found[0][1][0], int(norm[1]))) <= 2 * 0.3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+import weakref
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch
 from udpfl.algorithms import ClientMessage, ServerStep, fedavg
 from udpfl.federation import Answers, Interrupted, Server, Watcher, loop, train
 from udpfl.federation import run as run_function
+from udpfl.federation._course import course
 from udpfl.federation.selection import ClientSelection, list_names
 from udpfl.federation.watchers import InterruptWatcher
 
@@ -61,6 +63,22 @@ def test_every_round_is_asked_aggregated_and_watched():
     assert clients.asked == [(1, (0, 1)), (2, (1,))]
     assert notes.seen == [1, "next", 2, "next", "end"]
     assert (server.model.tolist(), stopped) == ([2.0], None)
+
+
+def test_the_messages_of_a_round_are_gone_before_the_next_one_is_computed():
+    alive = []
+
+    class Weighs(Scripted):
+        def answer(self, request, chosen):
+            assert not [own for own in alive if own() is not None]
+            answers = super().answer(request, chosen)
+            alive.extend(weakref.ref(m.tensors["update"]) for m in answers.messages)
+            return answers
+
+    server = Server(fedavg.FedAvg(ServerStep()), torch.zeros(1))
+    train(server, Weighs({}, "ab"), ClientSelection([(0, 1)] * 3, ["a", "b"]), [])
+    assert server.round == 3
+    assert len(alive) == 6
 
 
 def test_a_round_in_which_nobody_answers_is_skipped():
@@ -120,5 +138,6 @@ def test_a_few_names_are_listed_and_many_are_counted():
 
 def test_the_loop_and_the_run_are_short_enough_to_be_read():
     assert len(inspect.getsource(loop).splitlines()) < 80
-    module = inspect.getmodule(run_function)
-    assert len(inspect.getsource(module).splitlines()) < 120
+    for function in (run_function, course):
+        module = inspect.getmodule(function)
+        assert len(inspect.getsource(module).splitlines()) < 120

@@ -133,3 +133,38 @@ def test_clients_that_are_asked_as_often_in_other_rounds_do_not_share_it(wanted)
     assert early.release.mechanism.std < 0.9 * late.release.mechanism.std
     for plan in (early, late):
         assert 8 * 0.999 < account(plan.rest_event(), 1e-5).epsilon <= 8
+
+
+def test_clients_with_the_same_release_share_an_event_and_others_never_do():
+    release, plain = Release(Gaussian(2.0), Sensitivity(1.0)), {"rounds": 5, "steps": 4}
+    first = ReleasePlan("a", 10, rate=0.1, release=release, **plain)
+    assert first.event() is replace(first, name="b", declared_size=99).event()
+    found = [first.event()]
+    for change in (
+        {"rate": 0.2}, {"steps": 8}, {"steps": 4, "epochs": 2}, {"shuffled": 3},
+        {"release": Release(Gaussian(2.5), Sensitivity(1.0))},
+        {"release": Release(Gaussian(2.0), Sensitivity(1.5))},
+    ):  # fmt: skip
+        own = replace(first, **change)
+        assert own.event() == Repeated(
+            message_of(own.release, own.rate, own.shuffled, own.sampled[1], own.passes),
+            own.sampled[1],
+        )
+        found.append(own.event())
+    assert first.event(2) == Repeated(message_of(release, 0.1, releases=4), 8)
+    assert len(set(found)) == len(found)
+
+
+def test_plans_that_are_read_share_equal_releases():
+    release = Release(Gaussian(2.0), Sensitivity(1.0))
+    rows = [
+        ReleasePlan(name, 10, 0.1, 5, 4, own).to_row()
+        for name, own in (("a", release), ("b", Release(Gaussian(2.0), Sensitivity(1.0))),
+                          ("c", Release(Gaussian(3.0), Sensitivity(1.0))))
+    ]  # fmt: skip
+    a, b, c = map(ReleasePlan.from_row, rows)
+    assert a.release is b.release
+    assert a.release == release
+    assert a.event() is b.event()
+    assert c.release != a.release
+    assert c.event() != a.event()

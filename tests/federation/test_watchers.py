@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 import udpfl
 from tests.federation.samples import SEEDED, blobs, network
 from tests.small import PowerCut, Stops
+from udpfl.algorithms import ClientMessage
 from udpfl.errors import LedgerError
-from udpfl.federation import Observer, RunFolder
+from udpfl.federation import Observer, RunFolder, watchers
 
 
 class Safe(Observer):
@@ -66,9 +68,21 @@ def test_no_line_of_metrics_is_lost_between_line_and_checkpoint(federate, tmp_pa
 def test_a_run_begins_anew_only_if_no_round_was_charged(federate, tmp_path, privacy):
     """A model of the beginning with the messages of a later one would be neither run."""
     with pytest.raises(PowerCut):
-        federate(privacy, observers=[Stops(2)])
+        federate(privacy, observers=[Stops(2)], record_updates=[3])
     folder = tmp_path / "run-0"
     for checkpoint in (folder / "checkpoints").iterdir():
         checkpoint.unlink()
     with pytest.raises(LedgerError, match=r"no checkpoint .* already charged"):
         udpfl.run(resume=folder, data=blobs(), model=network())
+
+
+@pytest.mark.parametrize("at_once", [64, 64 * 7, 1 << 26])
+@pytest.mark.parametrize("order", [slice(None), slice(None, None, 2)], ids=["rows", "apart"])
+def test_drift_is_the_root_mean_square_from_the_mean_update(at_once, order, monkeypatch):
+    monkeypatch.setattr(watchers, "_AT_ONCE", at_once)
+    updates = (torch.randn(6, 11, dtype=torch.float64) + 5)[order]
+    sent = [ClientMessage(str(i), 1, {"update": own}) for i, own in enumerate(updates)]
+    distances = (updates - updates.mean(0)).norm(dim=1)
+    assert watchers._drift(sent) == pytest.approx(float(distances.square().mean().sqrt()))
+    assert watchers._drift(sent[:1]) is None
+    assert watchers._drift([ClientMessage(own.client, 1, {}) for own in sent]) is None

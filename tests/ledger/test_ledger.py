@@ -341,3 +341,21 @@ def test_cost_is_flat_in_rounds(ledger):
         work.append(steps)
     assert max(work[300:]) <= 1.05 * max(work[10:30])
     assert ledger.verify() == []
+
+
+def test_totals_of_several_clients_are_those_of_each():
+    shared = Repeated(STEP, 2)
+    several = [(shared,), (Repeated(TENTH, 2),), (shared, shared), (), (Repeated(STEP, 2),)]
+    found = spending.totals_of_each(iter(several))
+    assert found == [spending.totals_of(events) for events in several]
+    made = spending.totals_of_each((Repeated(own, 2),) for own in (STEP, TENTH, STEP))
+    assert made == [spending.totals_of([Repeated(own, 2)]) for own in (STEP, TENTH, STEP)]
+
+
+def test_noise_that_was_changed_is_charged_as_it_is():
+    """Nothing is remembered of an object from one call to the next."""
+    noise = Gaussian(4.0)
+    event = Release(noise, Sensitivity(1.0))
+    before = spending.totals_of_each([(event,)])
+    object.__setattr__(noise, "std", 0.5)
+    assert spending.totals_of_each([(event,)]) != before

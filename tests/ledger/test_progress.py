@@ -57,7 +57,7 @@ def test_every_run_has_its_own(ledger):
     ledger.commit([unsent(alice, 4, TENTH, run="other")], progress=Progress(4, b"four"))
     assert ledger.progress("run") == Progress(1, b"one")
     ledger.end_run("other", head=ledger.head(), files={}, outcome={})
-    assert ledger.progress("other") is None
+    assert ledger.progress("other") == Progress(4, b"four")  # its last checkpoint may get damaged
     assert ledger.progress("run") == Progress(1, b"one")
     assert ledger.verify() == []
 

@@ -13,6 +13,13 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import udpfl
+from tests.mechanisms.exactly import (
+    Flat,
+    exact_gaussian,
+    exact_laplace,
+    exact_staircase,
+    exact_table,
+)
 from tests.small import blobs, linear
 from udpfl import Gaussian, Laplace, R2dp, Staircase
 from udpfl.accounting import Composed, PoissonSampled, Release, Repeated, Sensitivity
@@ -25,62 +32,11 @@ from udpfl.models import build
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-def exact_laplace(noise, signed):
-    return [mp.sign(s) * -mp.mpf(noise.scale) * mp.log(abs(s)) for s in signed]
-
-
-def exact_staircase(noise, signed):
-    """By the position within a period, from the share of the period's mass that is passed."""
-    decay, period, split = map(mp.mpf, (noise.decay, noise.period, noise.split))
-    b = mp.e**-decay
-    found = []
-    for s in signed:
-        periods = mp.floor(-mp.log(abs(s)) / decay)
-        passed = (1 - abs(s) * mp.e ** (decay * periods)) / (1 - b)
-        mass = passed * (split + b * (1 - split))
-        place = mass if mass <= split else split + (mass - split) / b
-        found.append(mp.sign(s) * period * (periods + place))
-    return found
-
-
-def exact_gaussian(noise, signed):
-    half = len(signed) // 2
-    radius = [mp.mpf(noise.std) * mp.sqrt(-2 * mp.log(abs(s))) for s in signed[:half]]
-    angle = [mp.pi * s for s in signed[half:]]
-    turned = [(r * mp.cos(a), r * mp.sin(a)) for r, a in zip(radius, angle, strict=True)]
-    return [x for x, _ in turned] + [y for _, y in turned]
-
-
-def exact_table(noise, signed):
-    """The table is the mechanism: its mass, piece by piece, and the inverse of that."""
-    table, scale = noise._table, mp.mpf(noise.scale)
-    knots, heights = ([*map(mp.mpf, own.tolist())] for own in (table.knots, table.log_density))
-    pieces = list(zip(knots, knots[1:], heights, heights[1:], strict=False))
-    rate, masses = mp.mpf(table.tail_rate), []
-    for left, right, a, b in pieces:
-        masses.append(mp.e**a * (right - left) * mp.expm1(b - a) / (b - a))
-    beyond = [mp.e ** heights[-1] / rate]
-    for mass in reversed(masses):
-        beyond.insert(0, beyond[0] + mass)
-    found = []
-    for s in signed:
-        mass = abs(s) * beyond[0]  # of what lies further out
-        if mass < beyond[-1]:
-            size = knots[-1] - mp.log(mass / beyond[-1]) / rate
-        else:
-            cell = max(i for i in range(len(pieces)) if beyond[i] >= mass)
-            left, right, a, b = pieces[cell]
-            passed = (beyond[cell] - mass) / (mp.e**a * (right - left))
-            size = left + (right - left) * mp.log1p((b - a) * passed) / (b - a)
-        found.append(mp.sign(s) * scale * size)
-    return found
-
-
 @pytest.mark.parametrize(
     ("noise", "exact", "together"),
     [
         (R2dp(1.3, 2.1), exact_table, 1.0), (R2dp(0.7, 6.0), exact_table, 1.0),
-        (R2dp(1.0, 24.0), exact_table, 1.0),
+        (R2dp(1.0, 24.0), exact_table, 1.0), (Flat(1.3), exact_table, 1.0),
         (Gaussian(1.7), exact_gaussian, math.sqrt(2)), (Laplace(1.3), exact_laplace, 1.0),
         (Staircase(0.05, 0.05), exact_staircase, 1.0), (Staircase(1.0, 1.0), exact_staircase, 1.0),
         (Staircase(3.0, 1.0), exact_staircase, 1.0),

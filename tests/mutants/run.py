@@ -63,8 +63,18 @@ class Fault:
 
 def read(root: Path) -> list[Fault]:
     """The kept list of a repository."""
-    plain = tomllib.loads((root / FAULTS).read_text(encoding="utf-8"))
-    return [Fault(**{**row, "tests": tuple(row.get("tests", ()))}) for row in plain["fault"]]
+    return _parsed((root / FAULTS).read_text(encoding="utf-8"))
+
+
+def read_at(root: Path, revision: str) -> list[Fault]:
+    """The list that a revision of the repository has."""
+    words = ["git", "show", f"{revision}:./{FAULTS}"]
+    return _parsed(subprocess.run(words, cwd=root, capture_output=True, check=True).stdout.decode())
+
+
+def _parsed(text: str) -> list[Fault]:
+    rows = tomllib.loads(text)["fault"]
+    return [Fault(**{**row, "tests": tuple(row.get("tests", ()))}) for row in rows]
 
 
 def run_tests(tests: Sequence[str], copy: Path, limit: float, keep: bool = False) -> int | None:
@@ -195,11 +205,15 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     """The command: 0 if every fault was noticed."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants.run", description=__doc__)
     parser.add_argument("--only", default="", help="faults with this in their name or file")
+    parser.add_argument("--since", default="", help="faults that this revision does not have")
     parser.add_argument("--list", action="store_true", help="print the faults and run nothing")
     parser.add_argument("--jobs", type=int, default=2, help="faults tried at once")
     parser.add_argument("--limit", type=float, default=300, help="seconds for a fault's tests")
     given = parser.parse_args(arguments)
-    chosen = [f for f in read(root) if given.only in f.name or given.only in f.file]
+    known = read_at(root, given.since) if given.since else []
+    chosen = [
+        f for f in read(root) if f not in known and (given.only in f.name or given.only in f.file)
+    ]
     equivalent = [fault for fault in chosen if fault.equivalent]
     for fault in chosen if given.list else equivalent:
         _said(f"{fault.name}\n{described(fault)}")

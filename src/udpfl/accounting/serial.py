@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from functools import lru_cache
 from hashlib import blake2b
@@ -74,6 +74,14 @@ def event_from_dict(data: dict[str, Any]) -> Event:
 def event_to_json(event: Event) -> str:
     """The canonical text of an event: equal events have equal texts."""
     return json.dumps(event_to_dict(event), sort_keys=True, allow_nan=False)
+
+
+def event_texts(several: Iterable[Sequence[Event]]) -> list[tuple[str, ...]]:
+    """The canonical texts of several clients' events; one object is written once."""
+    several = list(several)  # as long as all of them are alive their identities differ
+    each = {id(event): event for events in several for event in events}
+    texts = {key: event_to_json(event) for key, event in each.items()}
+    return [tuple(texts[id(event)] for event in events) for events in several]
 
 
 @lru_cache(maxsize=4096)

@@ -40,8 +40,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from udpfl.algorithms.base import NOISY_UPDATE, Algorithm, ServerStep, Terms, stacked, weighted_mean
+from udpfl.algorithms.base import NOISY_UPDATE, Algorithm, ServerStep, Terms, weighted_mean
 from udpfl.algorithms.message import ClientMessage, Tensors
+from udpfl.algorithms.rows import rows_of
 from udpfl.errors import InvalidInput
 
 
@@ -114,7 +115,7 @@ class AlsDpfl(Algorithm):
         round_, taken = messages[0].round, int(server["steps"])
         rate, mean = self.terms.learning_rate(round_), weighted_mean(messages, "update")
         gradient = -mean / (rate * taken)
-        wanted = self._wanted(server, gradient, stacked(messages, "update") - mean, rate)
+        wanted = self._wanted(server, gradient, rows_of(messages, "update") - mean, rate)
         left, rounds = int(server["left"]) - taken, self.terms.rounds - round_
         least = max(1, left - self.most * (rounds - 1))
         most = min(self.most, left - (rounds - 1))

@@ -35,9 +35,9 @@ from udpfl.algorithms.base import (
     LocalTraining,
     ServerStep,
     local_update,
-    stacked,
 )
 from udpfl.algorithms.message import ClientMessage, Tensors
+from udpfl.algorithms.rows import rows_of
 from udpfl.errors import InvalidInput
 
 
@@ -88,10 +88,10 @@ class CofelAvg(Algorithm):
         return {"update": update * self._spread(sent), "sent": sent}, state
 
     def aggregate(self, server: Tensors, messages: Sequence[ClientMessage]) -> Tensors:
-        update = stacked(messages, "update")
+        update = rows_of(messages, "update")
         weights = [message.weight / sum(own.weight for own in messages) for message in messages]
         weight = torch.tensor(weights, dtype=update.dtype, device=update.device)
-        share = self._spread((weight @ stacked(messages, "sent")).unsqueeze(0))[0]
+        share = self._spread((weight @ rows_of(messages, "sent")).unsqueeze(0))[0]
         return self.server.apply(server, torch.where(share > 0, weight @ update / share, 0.0))
 
     @property

@@ -40,10 +40,10 @@ from udpfl.algorithms.base import (
     NOISY_UPDATE,
     Algorithm,
     ServerStep,
-    stacked,
     weighted_mean,
 )
 from udpfl.algorithms.message import ClientMessage, Tensors
+from udpfl.algorithms.rows import rows_of
 from udpfl.errors import InvalidInput
 
 
@@ -94,7 +94,7 @@ class FedMed(Algorithm):
     def aggregate(self, server: Tensors, messages: Sequence[ClientMessage]) -> Tensors:
         step = weighted_mean(messages, "update")
         if _uphill(step, server["model"] - server["before"]) < self.threshold:
-            step = self._adaptive(stacked(messages, "update"))
+            step = self._adaptive(rows_of(messages, "update"))
         return {**self.server.apply(server, step), "before": server["model"]}
 
     def _adaptive(self, updates: Tensor) -> Tensor:

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from udpfl.algorithms.base import NOISY_UPDATE, Algorithm, stacked
+from udpfl.algorithms.base import NOISY_UPDATE, Algorithm
 from udpfl.algorithms.message import ClientMessage, Tensors
+from udpfl.algorithms.rows import rows_of
 
 
 class Median(Algorithm):
@@ -34,7 +35,7 @@ class Median(Algorithm):
     guarantee = f"{NOISY_UPDATE}."
 
     def aggregate(self, server: Tensors, messages: Sequence[ClientMessage]) -> Tensors:
-        return self.server.apply(server, _median(stacked(messages, "update")))
+        return self.server.apply(server, _median(rows_of(messages, "update")))
 
 
 def _median(rows: Tensor) -> Tensor:

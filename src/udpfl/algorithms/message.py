@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -63,12 +64,13 @@ class ClientMessage:
 
     @property
     def size(self) -> int:
-        """Bytes of its tensors and of all that is said beside them.
-
-        Where it is sent, the file format adds about a hundred.
-        """
-        numbers = sum(own.numel() * own.element_size() for own in self.tensors.values())
-        return numbers + len(_text(self._header))
+        """How many bytes `to_bytes` makes of it."""
+        kinds = tuple((name, own.dtype, own.shape) for name, own in self.tensors.items())
+        others, plain = _file_sizes(kinds)
+        # The events of all clients are mostly the same, so they are measured by themselves.
+        public = {"client": self.client, "round": self.round, "metadata": dict(self.metadata)}
+        said = _length(_text({**public, "events": []})) - len("[]") + _events_length(self.events)
+        return others + -(-(plain + said) // 8) * 8
 
     @property
     def _header(self) -> dict[str, Any]:
@@ -99,6 +101,28 @@ def tensors_to_bytes(tensors: Tensors, header: Mapping[str, Any] | None = None) 
         tied = any(own.data_ptr() == other.data_ptr() for other in plain.values())
         plain[name] = own.clone() if tied else own  # every name gets its own copy in the file
     return save(plain, {"udpfl": _text(header or {})})
+
+
+@lru_cache(maxsize=1024)
+def _events_length(events: tuple[str, ...]) -> int:
+    """Of what a header says of these events."""
+    return _length(json.dumps([json.loads(event) for event in events], sort_keys=True))
+
+
+def _length(text: str) -> int:
+    """Of a text in a text, without its quotes."""
+    return len(json.dumps(text)) - 2
+
+
+@lru_cache(maxsize=64)
+def _file_sizes(kinds: tuple[tuple[str, torch.dtype, torch.Size], ...]) -> tuple[int, int]:
+    """Bytes of a file with such tensors: all but its header, and its header before it is filled up
+    to a multiple of 8, with an empty text in it."""
+    data = save(
+        {name: torch.zeros(shape, dtype=dtype) for name, dtype, shape in kinds}, {"udpfl": ""}
+    )
+    length = int.from_bytes(data[:8], "little")
+    return len(data) - length, len(data[8 : 8 + length].rstrip())
 
 
 def _text(header: Mapping[str, Any]) -> str:

@@ -22,8 +22,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from udpfl.algorithms.base import Algorithm, LocalTraining, local_update, stacked
+from udpfl.algorithms.base import Algorithm, LocalTraining, local_update
 from udpfl.algorithms.message import ClientMessage, Tensors
+from udpfl.algorithms.rows import rows_of
 
 
 class Scaffold(Algorithm):
@@ -68,9 +69,9 @@ class Scaffold(Algorithm):
 
     def aggregate(self, server: Tensors, messages: Sequence[ClientMessage]) -> Tensors:
         share = len(messages) / self.terms.clients
-        control = server["control"] + share * stacked(messages, "control").mean(0)
+        control = server["control"] + share * rows_of(messages, "control").mean(0)
         return {
-            **self.server.apply(server, stacked(messages, "update").mean(0)),
+            **self.server.apply(server, rows_of(messages, "update").mean(0)),
             "control": control,
         }
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from udpfl.algorithms.base import NOISY_UPDATE, Algorithm, ServerStep, Terms, stacked
+from udpfl.algorithms.base import NOISY_UPDATE, Algorithm, ServerStep, Terms
 from udpfl.algorithms.message import ClientMessage, Tensors
+from udpfl.algorithms.rows import rows_of
 from udpfl.errors import InvalidInput
 
 
@@ -52,6 +53,6 @@ class TrimmedMean(Algorithm):
         return math.floor(self.trim * clients + 1e-9)
 
     def aggregate(self, server: Tensors, messages: Sequence[ClientMessage]) -> Tensors:
-        ordered = stacked(messages, "update").sort(0).values
+        ordered = rows_of(messages, "update").sort(0).values
         least = self._left_out(len(messages))
         return self.server.apply(server, ordered[least : len(messages) - least].mean(0))

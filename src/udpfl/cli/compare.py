@@ -68,6 +68,14 @@ def compare(
         int,
         typer.Option(help="Runs at the same time, each in a process with its share of the cores."),
     ] = 1,
+    together: Annotated[
+        int | None,
+        typer.Option(
+            help="Runs that one process trains side by side, their training merged; if not given, "
+            "16 on CUDA and 1 on a CPU.",
+            show_default=False,
+        ),
+    ] = None,
     json_: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of a table.")
     ] = False,
@@ -128,6 +136,7 @@ def compare(
                 seeds=read_seeds(seeds),
                 out=out,
                 jobs=jobs,
+                together=together,
                 tell=view.tell,
             )
     except ComparisonInterrupted as stopped:

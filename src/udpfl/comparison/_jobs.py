@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from udpfl.config import Config, load
 from udpfl.errors import UdpflError
-from udpfl.federation import Observer
+from udpfl.federation import Observer, Resumed
 from udpfl.federation.configured_names import refuse_unknown
 from udpfl.running import run as train
+from udpfl.running import run_together
 from udpfl.runs.files import has_begun, has_ended
 
 log = logging.getLogger(__name__)
@@ -30,19 +32,33 @@ class Job:
 
     def train(self, advance: Callable[[float], None]) -> str | None:
         """Train it to its end; returns why it failed. `advance` gets the share of rounds done."""
-        observers: list[Observer] = [_Rounds(self.config.training.rounds, advance)]
         try:
-            if self.begun:
-                refuse_unknown([self.config])  # not the folder, the person who compares names them
-                train(resume=self.folder, observers=observers)
+            wanted = self.wanted()
+            if isinstance(wanted, Resumed):
+                train(resume=wanted.folder, observers=self.observers(advance))
             else:
-                train(load(self.config, self._place), observers=observers)
-        except UdpflError as error:
-            return str(error)
+                train(wanted, observers=self.observers(advance))
         except Exception as error:  # one cell may fail in any way without ending the others
-            log.debug("%s failed", self.folder, exc_info=True)
-            return f"{type(error).__name__}: {error}"
+            return self.why(error)
         return None
+
+    def wanted(self) -> Config | Resumed:
+        """What is to be run: the cell, or what has been begun of it."""
+        if not self.begun:
+            return load(self.config, self._place)
+        refuse_unknown([self.config])  # not the folder, the person who compares names them
+        return Resumed(self.folder)
+
+    def observers(self, advance: Callable[[float], None]) -> Sequence[Observer]:
+        """Those of its run."""
+        return [_Rounds(self.config.training.rounds, advance)]
+
+    def why(self, error: Exception) -> str:
+        """Why it failed, in words for people."""
+        if isinstance(error, UdpflError):
+            return str(error)
+        log.debug("%s failed", self.folder, exc_info=error)
+        return f"{type(error).__name__}: {error}"
 
     @property
     def _place(self) -> dict[str, Any]:
@@ -61,6 +77,24 @@ class Job:
     def finished(self) -> bool:
         """Whether its run folder is complete."""
         return has_ended(self.folder)
+
+
+def train_together(jobs: Sequence[Job], progress: Progress) -> None:
+    """Train these side by side in this process, each to its end or until it fails."""
+    wanted: dict[int, Config | Resumed] = {}
+    for number, job in enumerate(jobs):
+        progress.advance(job, 0.0)
+        try:
+            wanted[number] = job.wanted()
+        except Exception as error:
+            progress.end(job, job.why(error))
+    own = [jobs[number] for number in wanted]
+    outcomes = run_together(
+        list(wanted.values()),
+        observers=lambda place: own[place].observers(partial(progress.advance, own[place])),
+    )
+    for job, outcome in zip(own, outcomes, strict=True):
+        progress.end(job, job.why(outcome) if isinstance(outcome, Exception) else None)
 
 
 class _Rounds(Observer):

@@ -6,11 +6,13 @@ import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from udpfl.comparison._folder import ComparisonFolder, comparison_folder, default_folder
 from udpfl.comparison._grid import Cell, Grid, grid_of
-from udpfl.comparison._jobs import Job, Progress, Tell
+from udpfl.comparison._jobs import Job, Progress, Tell, train_together
 from udpfl.comparison._words import plain_keys, plain_settings
 from udpfl.comparison.axes import Pairs, said
 from udpfl.comparison.outcome import Comparison, Row, SeedRun, outcome_of
@@ -22,6 +24,19 @@ from udpfl.report.settings import told_apart
 from udpfl.runs.targets import Target
 
 log = logging.getLogger(__name__)
+
+
+_ON_CUDA = 16
+"""Runs that are trained together on CUDA unless somebody says how many."""
+
+
+class AtOnce(NamedTuple):
+    """How many runs share the machine."""
+
+    jobs: int
+    """Processes."""
+    together: int
+    """Runs in one process."""
 
 
 class ComparisonInterrupted(KeyboardInterrupt):
@@ -46,6 +61,7 @@ def compare(
     seeds: int | Sequence[int] = 3,
     out: str | Path | None = None,
     jobs: int = 1,
+    together: int | None = None,
     tell: Tell | None = None,
     **sections: Any,
 ) -> Comparison:
@@ -65,6 +81,8 @@ def compare(
         seeds: A number of seeds, counted from 0, or the seeds.
         out: The folder of the comparison; named after the settings if left out.
         jobs: Processes that share the work.
+        together: Runs that one process trains side by side, their training merged. If left out 16
+            on CUDA, where a small run leaves the device idle, and 1 on a CPU or with several jobs.
         tell: Called with runs done, runs in all, and the run under way.
         **sections: Settings on top of `config`, as for `udpfl.run`.
 
@@ -86,15 +104,15 @@ def compare(
         [2, 8]
     """
     base = load(config, sections)
-    _require_jobs(jobs)
+    at_once = _runs_at_once(jobs, together, base)
     grid, target = grid_of(base, vary or {}, seeds, pair), Target.of(base)
     path = Path(out or base.out or default_folder(base, grid.keys))
     with comparison_folder(path, base, grid.keys) as folder:
-        return _compared(folder, grid, jobs, tell, target)
+        return _compared(folder, grid, at_once, tell, target)
 
 
 def _compared(
-    folder: ComparisonFolder, grid: Grid, jobs: int, tell: Tell | None, target: Target | None
+    folder: ComparisonFolder, grid: Grid, at_once: AtOnce, tell: Tell | None, target: Target | None
 ) -> Comparison:
     """Train what is missing, then read every run once."""
     placed = _place(folder, grid)
@@ -102,7 +120,7 @@ def _compared(
     waiting = [job for job in everything if not job.finished]
     found, begun = len(everything) - len(waiting), [job for job in waiting if job.begun]
     progress = Progress(tell or (lambda *_: None), len(everything), found)
-    _train_waiting(folder.path, everything, waiting, jobs, progress)
+    _train_waiting(folder.path, everything, waiting, at_once, progress)
     records = {run.path: run for run in read_runs(folder.begun)}
     trained, resumed = (sum(job.finished for job in jobs) for jobs in (waiting, begun))
     result = Comparison(
@@ -121,9 +139,19 @@ def _compared(
     return result
 
 
-def _require_jobs(jobs: int) -> None:
-    if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1:
-        raise InvalidInput("jobs", f"must be a whole number >= 1, got {jobs!r}")
+def _runs_at_once(jobs: int, together: int | None, base: Config) -> AtOnce:
+    """How many runs share the machine, where nothing speaks against it."""
+    for name, number in (("jobs", jobs), ("together", 1 if together is None else together)):
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise InvalidInput(name, f"must be a whole number >= 1, got {number!r}")
+    if together is None:
+        on_cuda = jobs == 1 and base.device != "cpu" and torch.cuda.is_available()
+        return AtOnce(jobs, _ON_CUDA if on_cuda else 1)
+    if jobs > 1 and together > 1:
+        raise InvalidInput(
+            "together", f"{together} and jobs = {jobs} are two ways to share a machine: choose one"
+        )
+    return AtOnce(jobs, together)
 
 
 def _place(folder: ComparisonFolder, grid: Grid) -> dict[tuple[int, int], Job]:
@@ -139,21 +167,29 @@ def _place(folder: ComparisonFolder, grid: Grid) -> dict[tuple[int, int], Job]:
 
 
 def _train_waiting(
-    path: Path, everything: Sequence[Job], waiting: Sequence[Job], jobs: int, progress: Progress
+    path: Path,
+    everything: Sequence[Job],
+    waiting: Sequence[Job],
+    at_once: AtOnce,
+    progress: Progress,
 ) -> None:
     progress.tell(len(everything) - len(waiting), len(everything), "")
     try:
-        _train_all(waiting, jobs, progress)
+        _train_all(waiting, at_once, progress)
     except KeyboardInterrupt:
         done = [job for job in everything if job.finished]
         raise ComparisonInterrupted(path, len(done), len(everything)) from None
 
 
-def _train_all(waiting: Sequence[Job], jobs: int, progress: Progress) -> None:
-    if jobs > 1 and len(waiting) > 1:
+def _train_all(waiting: Sequence[Job], at_once: AtOnce, progress: Progress) -> None:
+    if at_once.jobs > 1 and len(waiting) > 1:
         from udpfl.comparison._workers import train_side_by_side
 
-        train_side_by_side(waiting, jobs, progress)
+        train_side_by_side(waiting, at_once.jobs, progress)
+        return
+    if at_once.together > 1:
+        for first in range(0, len(waiting), at_once.together):
+            train_together(waiting[first : first + at_once.together], progress)
         return
     for job in waiting:
         progress.advance(job, 0.0)

@@ -417,10 +417,11 @@ class TrainingConfig(Section):
         default="auto",
         description="Train clients stacked together, one by one, or whichever is faster.",
     )
-    precision: Literal["float32", "tf32"] = Field(
+    precision: Literal["float32", "tf32", "bfloat16"] = Field(
         default="float32",
         description="Of products in training: tf32 is faster on a GPU and rounds factors to ten "
-        "bits; what is clipped is what was measured either way.",
+        "bits, bfloat16 rounds those of layers to seven, on any device; what is clipped is what "
+        "was measured either way.",
     )
     chunk: Count | None = Field(
         default=None,

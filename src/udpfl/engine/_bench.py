@@ -164,9 +164,10 @@ def _rows(found: BookKept, which: slice, layout: Layout) -> Tensor:
         use = tap.use
         if len(use.x) != samples or len(use.g) != samples:
             raise Unsupported("a layer does not see the samples of a batch one by one")
-        if use.g.dtype not in (torch.float32, torch.float64):
+        if use.g.dtype not in (torch.float32, torch.float64) and not use.rounded:
             raise Unsupported(f"a layer computes in {use.g.dtype}")
-        taps.append(Tap(tap.rule, tap.parameters, Use(use.x[which], 1, use.g[which])))
+        part = Use(use.x[which], 1, use.g[which], rounded=use.rounded)
+        taps.append(Tap(tap.rule, tap.parameters, part))
     return BookKept(taps, found.real.view(1, -1)[:, which], layout).written_out()[0]
 
 

@@ -172,7 +172,8 @@ class BookKept(Gradients):
 
     def written_out(self) -> Tensor:
         lanes, batch = self.real.shape
-        dtype = self._taps[0].use.g.dtype if self._taps else torch.float32
+        use = self._taps[0].use if self._taps else None
+        dtype = use.g.dtype if use and not use.rounded else torch.float32
         shape = (lanes, batch, self._layout.dimension)
         out = torch.zeros(shape, dtype=dtype, device=self.real.device)
         named = self._layout.named(out)

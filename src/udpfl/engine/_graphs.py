@@ -71,13 +71,14 @@ class PassGraphs:
         index: Tensor,
         real: Tensor,
         clipper: Clipper,
+        precision: str,
     ) -> Clipped:
         """The pass, by a graph from its second time on.
 
         A graph is used only if it gave the very bits that the pass has without one. What it gives
         is overwritten by the next pass.
         """
-        kind = _kind(records, parameters, index, clipper)
+        kind = _kind(records, parameters, index, clipper, precision)
         if kind is None:
             return compute(parameters, index, real, clipper)
         bounds = _bounds(clipper, parameters)
@@ -121,7 +122,11 @@ class PassGraphs:
 
 
 def _kind(
-    records: tuple[Tensor, ...], parameters: Tensor, index: Tensor, clipper: Clipper
+    records: tuple[Tensor, ...],
+    parameters: Tensor,
+    index: Tensor,
+    clipper: Clipper,
+    precision: str,
 ) -> Kind | None:
     """None where a pass cannot be recorded."""
     if not parameters.is_cuda or index.shape[1] == 1:
@@ -130,7 +135,7 @@ def _kind(
         return None
     where = tuple((t.data_ptr(), t.shape, t.stride(), t.dtype, t.device) for t in records)
     norm = clipper.norm if isinstance(clipper, NormClipper) else ""
-    shape, precision = (*parameters.shape, *index.shape), torch.get_float32_matmul_precision()
+    shape = (*parameters.shape, *index.shape)
     return Kind(where, shape, (type(clipper).__name__, norm), precision)
 
 

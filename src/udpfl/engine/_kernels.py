@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 from torch import Tensor
@@ -13,13 +14,17 @@ def kernels_for(tensor: Tensor) -> Any:
 
     On CUDA without Triton everything is computed by torch's operators, in more passes over memory.
     """
-    return _triton() if tensor.is_cuda else None
+    return _module("_triton") if tensor.is_cuda else None
+
+
+def noise_kernels_for(tensor: Tensor) -> Any:
+    """The same for noise (`_triton_noise.py`)."""
+    return _module("_triton_noise") if tensor.is_cuda else None
 
 
 @cache
-def _triton() -> Any:
+def _module(name: str) -> Any:
     try:
-        from udpfl.engine import _triton
+        return import_module(f"udpfl.engine.{name}")
     except ImportError:
         return None
-    return _triton

@@ -29,7 +29,8 @@ class _Tapped(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None]:
-        tap, (tap.use.gradient,) = ctx.tap, gradients
+        tap, (gradient,) = ctx.tap, gradients
+        tap.use.gradient = gradient.bfloat16() if tap.use.rounded else gradient
         back = None
         if ctx.needs_input_grad[0]:
             back = tap.rule.input_gradient(tap.use, ctx.weights)
@@ -44,9 +45,9 @@ class Pass(threading.local):
         """The model as the user wrote it, for single records."""
         self.begin(1, {})
 
-    def begin(self, lanes: int, weights: dict[str, Tensor]) -> None:
-        """Layers apply these weights [lanes, ...] from now on."""
-        self.lanes, self.weights = lanes, weights
+    def begin(self, lanes: int, weights: dict[str, Tensor], *, rounds: bool = False) -> None:
+        """Layers apply these weights [lanes, ...] from now on, and may round to bfloat16."""
+        self.lanes, self.weights, self.rounds = lanes, weights, rounds
         self.taps: list[Tap] = []
 
     def end(self) -> list[Tap]:
@@ -93,7 +94,11 @@ class TappedLayers:
             for n in frozen:
                 weights[n] = own[n].detach().expand(current.lanes, *own[n].shape)
             x = rule.prepare(x)
-            tap = Tap(rule, trained, Use(x.detach(), current.lanes))
+            use = Use(x.detach(), current.lanes)
+            if current.rounds and rule.multiplies and x.dtype == torch.float32:
+                use = Use(use.x.bfloat16(), current.lanes, rounded=True)
+                weights["weight"] = weights["weight"].bfloat16()
+            tap = Tap(rule, trained, use)
             current.taps.append(tap)
             tapped: Any = _Tapped.apply
             y: Tensor = tapped(x, self._anchor, tap, weights)

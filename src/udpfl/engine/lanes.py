@@ -180,6 +180,7 @@ class LaneModel:
         self, parameters: Tensor, inputs: Tensor, targets: Tensor, real: Tensor
     ) -> Gradients:
         """Per-sample gradients: parameters [L, d], inputs and targets [L, B, ...], real [L, B]."""
+        self._require_rules()
         by = self._by_book_keeping if self.book_keeping else partial(_by_func, self)
         if self._still is None or not self._still.reads:
             return by(parameters, inputs, targets, real)
@@ -203,8 +204,9 @@ class LaneModel:
         self, parameters: Tensor, inputs: Tensor, targets: Tensor, real: Tensor
     ) -> Gradients:
         """The same for a pass of training. Where it has one record [L, 1], by plain automatic
-        differentiation: nobody else is in the batch, and all other ways take longer."""
-        if real.shape[1] > 1:
+        differentiation: nobody else is in the batch, and all other ways take longer. (That rounds
+        nothing to bfloat16.)"""
+        if real.shape[1] > 1 or self.precision == "bfloat16":
             return self.gradients(parameters, inputs, targets, real)
         current = self._layers.current
         if current.plain is None:  # `functional_call` is not for several threads on one module
@@ -222,7 +224,8 @@ class LaneModel:
         self, parameters: Tensor, inputs: Tensor, targets: Tensor, real: Tensor
     ) -> BookKept:
         current = self._layers.current
-        current.begin(parameters.shape[0], self.layout.named(parameters))
+        rounds = self.precision == "bfloat16"
+        current.begin(parameters.shape[0], self.layout.named(parameters), rounds=rounds)
         with torch.enable_grad():
             outputs = self._model(inputs.flatten(0, 1))
             loss = self._loss(outputs, targets.flatten(0, 1))
@@ -245,6 +248,7 @@ class LaneModel:
         self.why_alone, self.lanes_apart = verdict.why_alone, verdict.lanes_apart
         self.one_by_one = verdict.one_by_one
         self._expected, self.graphs = {}, PassGraphs()
+        self._require_rules()
         if self.why_alone is not None:
             log.warning(
                 "per-sample gradients %s (slower, more memory): %s",
@@ -252,6 +256,24 @@ class LaneModel:
                 self.why_alone,
             )
         return verdict.bytes_per_sample
+
+    def _require_rules(self) -> None:
+        """Refuse to round what only the layer rules round."""
+        if self.precision == "bfloat16" and not self.book_keeping:
+            raise Unsupported(
+                "training.precision = 'bfloat16' rounds factors in layers that have a rule, and "
+                f"this model is computed record by record ({self.why_alone}): use 'float32'"
+            )
+
+    def without_records(self) -> LaneModel:
+        """A copy after the same trial that knows no record: widths are tried with random ones.
+
+        For several runs, of which one may hold in private what another has made public.
+        """
+        twin = LaneModel(self._plain, self._loss, self.precision).to(self._layers.device)
+        twin.why_alone, twin.lanes_apart = self.why_alone, self.lanes_apart
+        twin.one_by_one = self.one_by_one
+        return twin
 
     def copied(
         self,
@@ -262,7 +284,8 @@ class LaneModel:
         training: bool = True,
     ) -> LaneModel:
         """A copy to be tried and thrown away; its dropout layers drop nothing."""
-        copied = LaneModel(self._plain, self._loss, self.precision).to(self._layers.device)
+        precision: Precision = self.precision if why_alone is None else "float32"
+        copied = LaneModel(self._plain, self._loss, precision).to(self._layers.device)
         copied.why_alone, copied.lanes_apart = why_alone, lanes_apart
         for network in (copied._model, copied._plain):
             drop_nothing(network)

@@ -14,7 +14,7 @@ Stacking = Literal["auto", "stacked", "single"]
 _SMALL_MODEL = 100_000
 """Parameters up to which stacking pays on a CPU: below it, calling overhead is what costs; above
 it the matrices of one lane fill the cores, and padding batches to one length is a loss."""
-_MOST_LANES = 16
+MOST_LANES = 16
 """Lanes stacked on a CPU; more are not faster, and memory should not grow with the clients."""
 _CACHE_FRIENDLY = 256 << 20
 """Bytes per pass on a CPU; larger passes are not faster."""
@@ -45,7 +45,7 @@ def choose_limits(
     together = {"stacked": lanes, "single": 1, "auto": lanes}[stacking]
     if on_cpu and stacking == "auto":
         small = dimension <= _SMALL_MODEL
-        together = min(_MOST_LANES, -(-lanes // workers)) if small else 1
+        together = min(MOST_LANES, -(-lanes // workers)) if small else 1
     # Random words (8 bytes) and a few copies (4 bytes) of every parameter live at the same time.
     per_lane = 24 * dimension
     memory = memory // workers

@@ -4,6 +4,7 @@ That pays where a call is too small to keep the device busy: shadow models, or t
 Calls are merged if they hold the same `LaneModel` and agree in all that a call has once: the kind
 of clipping and noise, the number of steps, the random stream and the numbers in its keys. Their
 lanes may differ in everything else, records included. Other calls are trained by themselves.
+Seeded streams may differ between runs: every key says which run it is of.
 
 Two models that look alike are two models: what they compute may differ in ways that no comparison
 finds. To be merged, calls hand their different parameters to one `LaneModel`.
@@ -11,17 +12,20 @@ finds. To be merged, calls hand their different parameters to one `LaneModel`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence, Sized
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, groupby
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from udpfl.engine.clipping import Clipper, NormClipper, Unclipped
 from udpfl.engine.lanes import LaneModel
+from udpfl.engine.limits import MOST_LANES
 from udpfl.engine.noise import MechanismNoiser, Noiseless, Noiser
-from udpfl.engine.randomness import PrivateStream
+from udpfl.engine.pooling import RecordPool
+from udpfl.engine.randomness import Key, PrivateStream
 from udpfl.engine.training import Correct, Lanes, LaneState, Limits, Trained, train_round
 from udpfl.errors import InvalidInput
 
@@ -71,30 +75,83 @@ class Call:
 
 def can_merge(one: Call, other: Call) -> bool:
     """Whether one call of the engine answers both as it would answer each by itself."""
-    return _is_separable(one) and _is_separable(other) and _common(one) == _common(other)
+    return len(_groups([one, other])) == 1
 
 
-def train_merged(calls: Sequence[Call]) -> list[Trained]:
+def train_merged(calls: Sequence[Call], pool: RecordPool | None = None) -> list[Trained]:
     """What `train_round` returns for each of these calls, in their order.
+
+    Whoever merges calls round after round keeps a `pool`: records are compared and joined once.
 
     Guarantee: every lane keeps its records, sampling rate, clip, noise and random keys, so its
     releases are those of a call of its own. With a seeded stream results equal those of separate
     calls up to rounding, with a private one they have the same distribution. An error in one call
     is raised, and nothing is returned for the others.
     """
-    found: dict[int, Trained] = {}
-    for number, call in enumerate(calls):
-        if number not in found:
-            rest = range(number + 1, len(calls))
-            group = [number, *(i for i in rest if can_merge(call, calls[i]))]
-            found |= zip(group, _train_as_one([calls[i] for i in group]), strict=True)
+    pool, found = pool or RecordPool(), dict[int, Trained]()
+    groups = _groups(calls)
+    for group in groups:  # all records are known before any are joined
+        for number in group if len(group) > 1 else ():
+            pool.note(calls[number].inputs, calls[number].targets)
+    for group in groups:
+        trained = _train_as_one([calls[number] for number in group], pool)
+        found |= zip(group, trained, strict=True)
     return [found[number] for number in range(len(calls))]
 
 
-def _train_as_one(calls: Sequence[Call]) -> list[Trained]:
+@dataclass
+class _Group:
+    """Calls that are merged, by their numbers."""
+
+    common: tuple[object, ...] | None
+    streams: dict[str, PrivateStream] = field(default_factory=dict)
+    """The stream of each run."""
+    numbers: list[int] = field(default_factory=list)
+
+    def takes(self, call: Call, common: tuple[object, ...] | None) -> bool:
+        """Whether a call goes with all of these."""
+        if common is None or common != self.common:
+            return False
+        if call.stream.private or any(own.private for own in self.streams.values()):
+            return all(own == call.stream for own in self.streams.values())
+        return all(self.streams.get(run, call.stream) == call.stream for run in call.lanes.runs)
+
+
+def _groups(calls: Sequence[Call]) -> list[list[int]]:
+    """The numbers of calls that are merged with each other."""
+    groups: list[_Group] = []
+    for number, call in enumerate(calls):
+        common = _common(call) if _is_separable(call) else None
+        group = next((own for own in groups if own.takes(call, common)), None)
+        if group is None:
+            groups.append(group := _Group(common))
+        group.streams |= dict.fromkeys(call.lanes.runs, call.stream)
+        group.numbers.append(number)
+    return [group.numbers for group in groups]
+
+
+@dataclass(frozen=True)
+class _StreamsOfRuns(PrivateStream):
+    """Seeded streams of several runs: every key is drawn from that of its own run."""
+
+    private: ClassVar[bool] = False
+    streams: Mapping[str, PrivateStream]
+
+    def _bits(self, key: Key) -> bytes:
+        return self.streams[key.run]._bits(key)
+
+
+def _merge_streams(calls: Sequence[Call]) -> PrivateStream:
+    first = calls[0].stream
+    if all(call.stream == first for call in calls):
+        return first
+    return _StreamsOfRuns({run: call.stream for call in calls for run in call.lanes.runs})
+
+
+def _train_as_one(calls: Sequence[Call], pool: RecordPool) -> list[Trained]:
     if len(calls) == 1:
         return [calls[0].train()]
-    trained = _merge(calls).train()
+    trained = _merge(calls, pool).train()
     sizes = [len(call.lanes) for call in calls]
     ends = accumulate(sizes)
     return [trained.part(slice(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
@@ -118,7 +175,7 @@ def _common(call: Call) -> tuple[object, ...]:
         {name: _form(tensor) for name, tensor in lanes.state.items()},
         (type(clipper), norm, type(lanes.noiser), call.correct is None),
         (max(lanes.steps), lanes.batches, lanes.epochs, lanes.first_step, lanes.apart),
-        (call.stream, call.round),
+        (type(call.stream), call.round),
     )
 
 
@@ -126,16 +183,21 @@ def _form(tensor: Tensor) -> tuple[object, ...]:
     return tensor.device, tensor.dtype, tensor.shape[1:]
 
 
-def _merge(calls: Sequence[Call]) -> Call:
+def _merge(calls: Sequence[Call], pool: RecordPool) -> Call:
     every = [call.lanes for call in calls]
-    inputs, targets, records = _pool(calls)
+    records: list[Tensor] = []
+    for call in calls:
+        records += pool.places(call.inputs, call.targets, call.lanes.records)
+    inputs, targets = pool.joined(calls[0].inputs, calls[0].targets)
     state = {name: torch.cat([own.state[name] for own in every]) for name in every[0].state}
     if calls[0].correct is not None:
-        state[_CALL] = torch.tensor([i for i, own in enumerate(every) for _ in own.clients])
+        # On the CPU wherever the lanes are: whoever looks at it does not wait for a GPU.
+        numbers = [i for i, own in enumerate(every) for _ in own.clients]
+        state[_CALL] = torch.tensor(numbers, device="cpu")
     lanes = Lanes(
         runs=tuple(chain.from_iterable(own.runs for own in every)),
         clients=tuple(chain.from_iterable(own.clients for own in every)),
-        records=records,
+        records=tuple(records),
         rates=tuple(chain.from_iterable(own.rates for own in every)),
         denominators=torch.cat([own.denominators for own in every]),
         learning_rates=torch.cat([own.learning_rates for own in every]),
@@ -154,34 +216,10 @@ def _merge(calls: Sequence[Call]) -> Call:
         targets=targets,
         parameters=torch.cat([call.parameters for call in calls]),
         lanes=lanes,
+        stream=_merge_streams(calls),
         limits=_merge_limits(calls),
         correct=None if calls[0].correct is None else _merge_corrections(calls),
     )
-
-
-def _pool(calls: Sequence[Call]) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """The records of all calls, equal ones once, and where each lane finds its own."""
-    pooled: list[tuple[int, Call]] = []
-    places: list[Tensor] = []
-    size = 0
-    for call in calls:
-        first = next((start for start, other in pooled if _has_same_records(call, other)), None)
-        if first is None:
-            first, size = size, size + len(call.inputs)
-            pooled.append((first, call))
-        rows = torch.cat(call.lanes.records).long()
-        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(call.inputs):
-            raise InvalidInput("records", f"must lie between 0 and {len(call.inputs) - 1}")
-        places += (rows + first).split([len(own) for own in call.lanes.records])
-    if len(pooled) == 1:
-        return calls[0].inputs, calls[0].targets, tuple(places)
-    inputs, targets = zip(*((call.inputs, call.targets) for _, call in pooled), strict=True)
-    return torch.cat(inputs), torch.cat(targets), tuple(places)
-
-
-def _has_same_records(one: Call, other: Call) -> bool:
-    pairs = ((one.inputs, other.inputs), (one.targets, other.targets))
-    return all(own is others or torch.equal(own, others) for own, others in pairs)
 
 
 def _merge_clippers(parts: Sequence[Clipper]) -> Clipper:
@@ -201,6 +239,8 @@ def _merge_limits(calls: Sequence[Call]) -> Limits:
     limits = [call.limits for call in calls]
     room = min(own.lanes * own.samples for own in limits)
     lanes = min(room, sum(min(call.limits.lanes, len(call.lanes)) for call in calls))
+    if calls[0].parameters.device.type == "cpu":  # whose caches hold so many, and no more
+        lanes = min(lanes, max(MOST_LANES, *(own.lanes for own in limits)))
     samples = min(room // lanes, *(own.samples for own in limits))
     return Limits(lanes, samples, max(own.workers for own in limits))
 

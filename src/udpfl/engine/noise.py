@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from udpfl.engine._kernels import kernels_for
+from udpfl.engine._fused import Law, law_of
+from udpfl.engine._kernels import noise_kernels_for
 from udpfl.engine.randomness import Key, PrivateStream, Words
 from udpfl.errors import InvalidInput
 from udpfl.mechanisms import Gaussian, Laplace, Mechanism, Radial
@@ -51,6 +52,7 @@ class MechanismNoiser(Noiser):
 
     def __init__(self, mechanisms: Sequence[Mechanism]) -> None:
         self.mechanisms = tuple(mechanisms)
+        self._laws: dict[torch.device, list[tuple[Law, slice, Tensor]]] = {}
 
     def lanes(self, which: slice) -> MechanismNoiser:
         return MechanismNoiser(self.mechanisms[which])
@@ -65,15 +67,46 @@ class MechanismNoiser(Noiser):
             )
         sums = sums.contiguous()
         noisy = torch.empty_like(sums, dtype=torch.float32)
+        if (kernels := noise_kernels_for(sums)) is not None:
+            self._add_by_kernels(kernels, sums, noisy, stream, keys)
+            return noisy
         for mechanism, lanes in self._alike(sums):
-            kernels = kernels_for(sums)
-            if kernels is not None and not isinstance(mechanism, Radial):
-                bits = stream.keys_on(sums.device, keys[lanes])
-                _add_by_kernels(kernels, mechanism, sums[lanes], noisy[lanes], bits)
-                continue
-            words = [stream.words(key, sums.device) for key in keys[lanes]]
-            _add(mechanism, sums[lanes], noisy[lanes], words)
+            _add_by_operators(mechanism, sums[lanes], noisy[lanes], stream, keys[lanes])
         return noisy
+
+    def _add_by_kernels(
+        self, kernels: Any, sums: Tensor, noisy: Tensor, stream: PrivateStream, keys: Sequence[Key]
+    ) -> None:
+        """The same on CUDA, where every number has two words: noise for which there is a kernel is
+        drawn, added and rounded in one pass over memory."""
+        bits = stream.keys_on(sums.device, keys)
+        for law, lanes, laws in self._laws_on(sums.device):
+            given = sums[lanes], noisy[lanes], bits[lanes], laws
+            mechanism = self.mechanisms[lanes.start]
+            if isinstance(mechanism, Radial):
+                _require_vectors(mechanism, sums.shape[1])
+            if law.kernel == "vectors":
+                kernels.add_vectors(*given, law.dimension)
+            elif law.kernel:
+                kernels.add_noise(law.kernel, *given)
+            elif isinstance(mechanism, Radial):
+                _add_by_operators(mechanism, sums[lanes], noisy[lanes], stream, keys[lanes])
+            else:
+                _add_drawn(kernels, mechanism, *given)
+
+    def _laws_on(self, device: torch.device) -> list[tuple[Law, slice, Tensor]]:
+        """Neighbours that one kernel serves, and the numbers of each of them [L, n]: copied to the
+        device once."""
+        if device not in self._laws:
+            self._laws[device], start = [], 0
+            laws = [(law_of(mechanism), mechanism) for mechanism in self.mechanisms]
+            for _, same in groupby(laws, _served_together):
+                own = [law for law, _ in same]
+                numbers = torch.tensor([law.numbers for law in own], dtype=torch.float64)
+                which = slice(start, start + len(own))
+                self._laws[device].append((own[0], which, numbers.to(device)))
+                start = which.stop
+        return self._laws[device]
 
     def _alike(self, sums: Tensor) -> Iterator[tuple[Mechanism, slice]]:
         """Neighbours with one mechanism: on a CPU as many as stay in its caches."""
@@ -85,6 +118,14 @@ class MechanismNoiser(Noiser):
             for first in range(start, end, most):
                 yield mechanism, slice(first, min(first + most, end))
             start = end
+
+
+def _add_by_operators(
+    mechanism: Mechanism, sums: Tensor, noisy: Tensor, stream: PrivateStream, keys: Sequence[Key]
+) -> None:
+    """Noise for some lanes, each from the words of its own key."""
+    words = [stream.words(key, sums.device) for key in keys]
+    _add(mechanism, sums, noisy, words)
 
 
 def _add(mechanism: Mechanism, sums: Tensor, noisy: Tensor, words: Sequence[Words]) -> None:
@@ -110,22 +151,19 @@ def _add(mechanism: Mechanism, sums: Tensor, noisy: Tensor, words: Sequence[Word
     noisy *= grid
 
 
-def _add_by_kernels(
-    kernels: Any, mechanism: Mechanism, sums: Tensor, noisy: Tensor, keys: Tensor
+def _served_together(own: tuple[Law, Mechanism]) -> object:
+    """What lanes have in common that a kernel serves at once; without a kernel, their mechanism."""
+    law, mechanism = own
+    return (law.kernel, law.dimension, len(law.numbers)) if law.kernel else mechanism
+
+
+def _add_drawn(
+    kernels: Any, mechanism: Mechanism, sums: Tensor, noisy: Tensor, keys: Tensor, laws: Tensor
 ) -> None:
-    """The same on CUDA, where every number has two words: what is built in is drawn, added and
-    rounded in one pass over memory."""
-    grid = grid_of(mechanism)
-    in_units = mechanism.scaled(1 / grid)
-    fused = {Gaussian: kernels.add_gaussian, Laplace: kernels.add_laplace}.get(type(mechanism))
-    scale = next(iter(in_units.parameters.values())) if fused else 1.0
-    scales = torch.tensor([[scale, grid]], dtype=torch.float64).expand(len(sums), 2).contiguous()
-    scales = scales.to(sums.device, non_blocking=True)
-    if fused:
-        fused(sums, noisy, keys, scales)
-        return
+    """Noise that no kernel draws: by torch's operators, from the same numbers."""
+    in_units = mechanism.scaled(1 / grid_of(mechanism))
     noise = in_units.draw(kernels.signed_numbers(keys, sums.shape[1]))
-    kernels.add_rounded(noise.contiguous(), sums, noisy, scales)
+    kernels.add_rounded(noise.contiguous(), sums, noisy, laws)
 
 
 def _block(mechanism: Mechanism, sums: Tensor) -> int:
@@ -134,13 +172,18 @@ def _block(mechanism: Mechanism, sums: Tensor) -> int:
     size = max(1, min(columns, _COLUMNS) if sums.device.type == "cpu" else columns)
     if not isinstance(mechanism, Radial):
         return size
+    _require_vectors(mechanism, columns)
+    return mechanism.dimension * max(1, size // mechanism.dimension)
+
+
+def _require_vectors(mechanism: Radial, columns: int) -> None:
+    """Refuse a row that is no whole number of vectors."""
     dimension = mechanism.dimension
     if columns % dimension:
         raise InvalidInput(
             "dimension",
             f"{mechanism.name} noise is for vectors of {dimension:,} coordinates, got {columns:,}",
         )
-    return dimension * max(1, size // dimension)
 
 
 def _draw_vectors(

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from udpfl.errors import Unsupported
 
 _FULL = ("none", "ieee")
 
 
-Precision = Literal["float32", "tf32"]
-"""Of products of matrices in a pass: TF32 rounds their factors to ten bits, on tensor cores.
+Precision = Literal["float32", "tf32", "bfloat16"]
+"""Of products of matrices in a pass, on tensor cores: TF32 rounds their factors to ten bits,
+bfloat16 to seven, in the products of layers alone.
 
 What is measured and what is summed are the same numbers either way: gradients that are written out
-once, or factors in float32 that are multiplied in double (docs/mathematics.md, section 9.1).
+once, or factors as they were rounded that are multiplied in double (docs/mathematics.md, 9.1).
 """
 
 
@@ -31,9 +34,11 @@ def computing_in(precision: Precision, device: torch.device) -> Iterator[None]:
     two would differ by a thousandth, and the clipped sum would break its bound.
     """
     before, cudnn = _matmul_precision(), torch.backends.cudnn
-    torch.set_float32_matmul_precision("highest" if precision == "float32" else "high")
+    if precision == "bfloat16":
+        multiplies_into_float32(device)  # tried before anything is recorded
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     try:
-        if precision == "float32":  # else the newer switches are what has just been set
+        if precision != "tf32":  # else the newer switches are what has just been set
             _refuse_other_switches()
         with (
             torch.autocast(device.type, enabled=False),
@@ -47,6 +52,24 @@ def computing_in(precision: Precision, device: torch.device) -> Iterator[None]:
             yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@cache
+def multiplies_into_float32(device: torch.device) -> bool:
+    """Whether torch has products of bfloat16 there that are added up, and given, in float32.
+
+    Tried with sums that float32 has and bfloat16 has not. CPUs multiply the same numbers in
+    float32: their products of bfloat16 are rounded at the end.
+    """
+    if device.type != "cuda":
+        return False
+    ones = torch.ones(2, 16, 4099, dtype=torch.bfloat16, device=device)
+    try:
+        with _disable_current_modes():
+            found = torch.bmm(ones, (ones * 1.0078125).mT, out_dtype=torch.float32)
+            return bool((found == 4099 * 1.0078125).all())
+    except (RuntimeError, TypeError, NotImplementedError):  # an older torch
+        return False
 
 
 def _matmul_precision() -> str:

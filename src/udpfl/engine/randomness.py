@@ -60,6 +60,10 @@ class PrivateStream(ABC):
     def _bits(self, key: Key) -> bytes:
         """32 bytes for this key."""
 
+    def _many_bits(self, keys: Sequence[Key]) -> bytes:
+        """32 bytes for each of them."""
+        return b"".join(map(self._bits, keys))
+
     def words(self, key: Key, device: torch.device) -> Words:
         """The words of one key, one after the other, in as many calls as one likes."""
         return _expanded(self._bits(key), device)
@@ -85,7 +89,7 @@ class PrivateStream(ABC):
 
     def keys_on(self, device: torch.device, keys: Sequence[Key]) -> Tensor:
         """The bits of these keys, as kernels take them [n, 4]."""
-        bits = bytearray(b"".join(map(self._bits, keys)))
+        bits = bytearray(self._many_bits(keys))
         words = torch.frombuffer(bits, dtype=torch.int64) if keys else torch.empty(0).long()
         return words.view(-1, 4).to(device, non_blocking=True)
 
@@ -114,6 +118,9 @@ class Entropy(PrivateStream):
 
     def _bits(self, key: Key) -> bytes:
         return os.urandom(32)
+
+    def _many_bits(self, keys: Sequence[Key]) -> bytes:
+        return os.urandom(32 * len(keys))
 
 
 @dataclass(frozen=True)

@@ -245,9 +245,10 @@ class _Part:
     def _pass(self, parameters: Tensor, index: Tensor, real: Tensor) -> Clipped:
         """The clipped sum of one pass, which the next one may overwrite on CUDA."""
         clipper, records = self.lanes.clipper, (self.inputs, self.targets)
+        given = parameters, index, real, clipper
         if not (parameters.is_cuda and self.model.recordable):
-            return self._computed(parameters, index, real, clipper)
-        return self.model.graphs.run(self._computed, records, parameters, index, real, clipper)
+            return self._computed(*given)
+        return self.model.graphs.run(self._computed, records, *given, self.model.precision)
 
     def _computed(
         self, parameters: Tensor, index: Tensor, real: Tensor, clipper: Clipper

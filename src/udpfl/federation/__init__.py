@@ -14,6 +14,7 @@ from udpfl.federation.selection import ClientSelection
 from udpfl.federation.server import Server
 from udpfl.federation.setup import Setup
 from udpfl.federation.stages import Stage
+from udpfl.federation.together import Resumed, run_together
 from udpfl.federation.watchers import Interrupted, Watcher
 from udpfl.runs.folder import RunFolder
 
@@ -27,6 +28,7 @@ __all__ = [
     "Protection",
     "ReleasePlan",
     "Request",
+    "Resumed",
     "Run",
     "RunFolder",
     "Server",
@@ -35,5 +37,6 @@ __all__ = [
     "Trainer",
     "Watcher",
     "run",
+    "run_together",
     "train",
 ]

@@ -124,7 +124,7 @@ class Assembly:
             self.local_clients,
             self.stored.run,
             Trainer(
-                self._key, setup.trained_model, *setup.train, setup.algorithm, self._stream, limits,
+                self._key, setup.lane_model, *setup.train, setup.algorithm, self._stream, limits,
                 self.protection,
             ),
             self.ledger,

@@ -94,9 +94,20 @@ def warn_of_shared_records(data: DataSet, parts: Sequence[Indices], names: Seque
         log.warning("%d more pairs of clients hold equal records", len(together) - _NAMED_PAIRS)
 
 
-def divide_records(config: Config, data: DataSet) -> tuple[list[Indices], Indices]:
-    """Each client's records, and the public ones that no client holds."""
+def divide_records(
+    config: Config, data: DataSet, among: Indices | None = None
+) -> tuple[list[Indices], Indices]:
+    """Each client's records, and the public ones that no client holds.
+
+    `among` are the records that are divided; others are nobody's.
+    """
     everything = np.arange(len(data.train))
+    if among is not None:
+        if data.owners is not None or config.data.person is not None:
+            raise InvalidInput("records", "cannot be chosen where clients or persons have theirs")
+        if not 0 <= among.min() <= among.max() < len(everything):
+            raise InvalidInput("records", f"must lie between 0 and {len(everything) - 1}")
+        everything = among
     if data.owners is not None:
         if config.data.public:
             raise InvalidInput("data.public", "needs one data set, not one per client")
@@ -105,7 +116,9 @@ def divide_records(config: Config, data: DataSet) -> tuple[list[Indices], Indice
     targets = data.train.targets
     if isinstance(data.train, PersonRecords):
         targets = targets[:, 0]  # of the first row, which everybody has
-    kept, public = split(len(everything), config.data.public, rng, targets, parameter="data.public")
+    share, labels = config.data.public, targets[everything]
+    parts_of_all = split(len(everything), share, rng, labels, parameter="data.public")
+    kept, public = (everything[own] for own in parts_of_all)
     if config.data.person is not None and len(public):  # who is public is so at every client
         person = data.columns[config.data.person]
         is_public = np.isin(person, person[public])

@@ -5,19 +5,24 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 log = logging.getLogger(__name__)
 
+Interrupts = Callable[[], AbstractContextManager[threading.Event]]
+"""Sets an event when a run is to stop after its round."""
+
 
 @contextmanager
-def patient_interrupt() -> Iterator[threading.Event]:
+def patient_interrupt(asked: threading.Event | None = None) -> Iterator[threading.Event]:
     """Set by the first interrupt, which lets the round finish; the second one does not.
+
+    `asked` is the event to be set, where several runs look at one.
 
     Only the main thread hears of interrupts; in any other this is never set.
     """
-    asked = threading.Event()
+    asked = asked or threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield asked
         return

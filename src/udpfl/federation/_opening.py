@@ -6,12 +6,14 @@ import logging
 import os
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import nn
 
 from udpfl._version import __version__
@@ -19,6 +21,7 @@ from udpfl.config import Config, dump, load
 from udpfl.config.models import DataConfig
 from udpfl.config.reading import OWN
 from udpfl.data.frames import is_columns, is_rows
+from udpfl.data.records import Indices
 from udpfl.errors import InvalidInput
 from udpfl.federation._calibration import why_nothing_is_claimed
 from udpfl.federation._client_data import (
@@ -46,6 +49,23 @@ class Asked:
     """That of the run to go on with; None for a new one."""
     model: nn.Module | None
     data: Any
+    among: Indices | None = None
+    """Positions of the training records that the run has; None for all of them."""
+
+    def with_records(self, among: ArrayLike) -> Asked:
+        """The same of these training records alone."""
+        chosen = np.asarray(among)
+        if chosen.ndim != 1 or chosen.dtype.kind not in "iu" or not len(chosen):
+            raise InvalidInput("records", "must be the positions of one record or more")
+        if len(np.unique(chosen)) < len(chosen):
+            raise InvalidInput("records", "must name every record once")
+        if self.config.privacy.ledger is not None:
+            raise InvalidInput(
+                "records",
+                "some of the records cannot be charged to a shared ledger, where it would not show "
+                "which; hand these records over as the data of the run",
+            )
+        return replace(self, among=chosen.astype(np.int64))
 
 
 def read_arguments(

@@ -213,6 +213,12 @@ def _check_options(name: str, kind: Any, given: Mapping[str, Any]) -> None:
 
 def choose_loss(task: Task) -> Loss:
     """One loss per sample: cross entropy, or the mean squared error."""
-    if task == "classification":
-        return lambda outputs, targets: F.cross_entropy(outputs, targets, reduction="none")
-    return lambda outputs, targets: (outputs - targets).flatten(1).square().mean(1)
+    return _cross_entropy if task == "classification" else _squared_error
+
+
+def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+def _squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - targets).flatten(1).square().mean(1)

@@ -10,21 +10,20 @@ is in its ledger.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from torch import Tensor
 
-from udpfl.accounting.events import Event
-from udpfl.accounting.serial import event_to_json
+from udpfl.accounting.serial import event_texts, event_to_json
 from udpfl.accounting.shuffling import unshuffled
 from udpfl.algorithms import ClientMessage, Tensors
 from udpfl.algorithms.message import tensors_from_bytes, tensors_to_bytes
 from udpfl.errors import BudgetExceeded
 from udpfl.federation._pacing import Pacing
-from udpfl.federation.local_training import Step, Trainer
+from udpfl.federation.local_training import Step, Trainer, Work
 from udpfl.federation.plan import ReleasePlan
 from udpfl.federation.request import Answers, Request
 from udpfl.ledger.charges import Charge
@@ -56,7 +55,28 @@ class LocalClient:
         What they cost is refused, computed and charged by this plan. The ledger sees to it that all
         rounds together keep to what was reserved.
         """
-        return self if steps is None else replace(self, plan=replace(self.plan, steps=steps))
+        return self if steps is None else self.planning(replace(self.plan, steps=steps))
+
+    def planning(self, plan: ReleasePlan) -> LocalClient:
+        """The client with this plan."""
+        return self if plan is self.plan else replace(self, plan=plan)
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A round that some clients are about to compute; nothing is charged yet."""
+
+    request: Request
+    asked: Sequence[LocalClient]
+    """All of them, in the order in which they are to answer."""
+    willing: Sequence[LocalClient]
+    """Those that train, with the plans by which they are charged."""
+    stored: Mapping[str, bytes]
+    """What others have sent in this round before, by their names."""
+    refused: Mapping[str, str]
+    """Why others do not answer."""
+    work: Work | None
+    """What is to be computed; None where nobody trains."""
 
 
 class Receiver(Protocol):
@@ -105,17 +125,31 @@ class InProcessClients:
         Guarantee: every message returned, or the state of the server that received it, is stored in
         the ledger together with its charge, and no client's charges exceed its budget.
         """
+        pending = self.begin(request, chosen)
+        return self.finish(pending, None if pending.work is None else pending.work.train())
+
+    def begin(self, request: Request, chosen: Sequence[int]) -> Pending:
+        """Who of these clients answers with what is stored, who refuses, and who is to train."""
         clients = [self._clients[number].asked_for(request.steps) for number in chosen]
         stored = self._stored_messages(request.round, clients)
         others = self._paced(request, [own for own in clients if own.name not in stored])
         refused = self._refusals(request.round, others)
         willing = [client for client in others if client.name not in refused]
         together = len(stored) + len(willing)
-        mixed = [replace(own, plan=own.plan.mixed_with(together)) for own in willing]
+        mixed = [own.planning(own.plan.mixed_with(together)) for own in willing]
+        work = self._work(request, mixed) if mixed else None
+        return Pending(request, clients, mixed, stored, refused, work)
+
+    def finish(self, pending: Pending, step: Step | None) -> Answers:
+        """Charge what was computed, and send it with what is stored.
+
+        Guarantee: as for `answer`. `step` is what came of this round's own work, and of it alone.
+        """
+        request, clients, mixed = pending.request, pending.asked, pending.willing
+        stored, refused = pending.stored, pending.refused
         answers = Answers(refused=refused, bytes_down=request.bytes * len(clients))
         messages = {name: ClientMessage.from_bytes(data) for name, data in stored.items()}
-        if mixed:
-            step = self._train(request, mixed)
+        if step is not None:
             answers = answers.measured(step.clipped_fraction, step.signal_to_noise)
             if self._receiver is not None and not stored:
                 try:
@@ -123,7 +157,7 @@ class InProcessClients:
                 except BudgetExceeded:
                     pass  # of some client: the others still answer
             sent, late = self._charge_messages(request, mixed, step)
-            messages, answers = messages | sent, replace(answers, refused=refused | late)
+            messages, answers = messages | sent, replace(answers, refused={**refused, **late})
         return answers.sending([messages[own.name] for own in clients if own.name in messages])
 
     def _stored_messages(self, round_: int, clients: Sequence[LocalClient]) -> dict[str, bytes]:
@@ -135,7 +169,7 @@ class InProcessClients:
         """The clients with plans that have the noise of this round, where it follows results."""
         planned = {own.account: own.plan for own in clients}
         plans = Pacing(self._ledger, self._run).at(request, planned)
-        return [replace(own, plan=plans[own.account]) for own in clients]
+        return [own.planning(plans[own.account]) for own in clients]
 
     def _refusals(self, round_: int, clients: Sequence[LocalClient]) -> dict[str, str]:
         """Why the budgets of some clients do not hold this round, by their names."""
@@ -144,9 +178,10 @@ class InProcessClients:
         refusals = self._ledger.refusals(self._run, events)
         return {own.name: refusals[own.account] for own in clients if own.account in refusals}
 
-    def _train(self, request: Request, clients: Sequence[LocalClient]) -> Step:
-        """What these clients compute. Nobody but them has seen it."""
-        return self._trainer.train(
+    def _work(self, request: Request, clients: Sequence[LocalClient]) -> Work:
+        """What these clients are to compute. Nobody but them sees it."""
+        return Work(
+            self._trainer,
             request,
             [client.plan for client in clients],
             [client.records for client in clients],
@@ -167,7 +202,8 @@ class InProcessClients:
             BudgetExceeded: Of one of them; nothing is stored, and the server is what it was.
         """
         lanes = list(enumerate(clients))
-        messages = [_message(request, own, step, lane, step.events[lane]) for lane, own in lanes]
+        texts = event_texts(step.events)
+        messages = [_message(request, own, step, lane, texts[lane]) for lane, own in lanes]
         kept = step.state_on_cpu()
         charges = [self._make_charge(request, own, kept, lane, None) for lane, own in lanes]
         with receiver.received(request.round, answers.sending(messages)) as (received, progress):
@@ -179,11 +215,11 @@ class InProcessClients:
         self, request: Request, clients: Sequence[LocalClient], step: Step
     ) -> tuple[dict[str, ClientMessage], dict[str, str]]:
         """Charge them and store their messages; returns those, and why others are refused."""
-        on_cpu = step.on_cpu()
+        on_cpu, texts = step.on_cpu(), event_texts(step.events)
         charges = [
             self._make_charge(
                 request, own, on_cpu, lane,
-                _message(request, own, on_cpu, lane, step.events[lane]).to_bytes(),
+                _message(request, own, on_cpu, lane, texts[lane]).to_bytes(),
             )
             for lane, own in enumerate(clients)
         ]  # fmt: skip
@@ -202,9 +238,10 @@ class InProcessClients:
                 except BudgetExceeded as reason:
                     refused[names[charge.account]] = str(reason)
         self._note_last_charge()
+        charged = event_texts(charge.events for charge in charges)
         sent = {
-            client.name: _message(request, client, step, lane, charge.events).copy()
-            for lane, (client, charge) in enumerate(zip(clients, charges, strict=True))
+            client.name: _message(request, client, step, lane, texts).copy()
+            for lane, (client, texts) in enumerate(zip(clients, charged, strict=True))
             if client.name not in refused
         }
         return sent, refused
@@ -241,14 +278,14 @@ class InProcessClients:
 
 
 def _message(
-    request: Request, client: LocalClient, step: Step, lane: int, events: Sequence[Event]
+    request: Request, client: LocalClient, step: Step, lane: int, events: tuple[str, ...]
 ) -> ClientMessage:
     """What a client sends, for what it is charged."""
     return ClientMessage(
         client.name,
         request.round,
         {name: tensor[lane] for name, tensor in step.tensors.items()},
-        tuple(map(event_to_json, events)),
+        events,
         {"declared_size": client.plan.declared_size},
     )
 

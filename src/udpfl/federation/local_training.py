@@ -7,8 +7,9 @@ Nothing here knows accounts or budgets. Whoever lets a result out has charged it
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ from udpfl.engine import (
     train_round,
 )
 from udpfl.engine.counting import WEIGHT, counted_within
+from udpfl.engine.merging import Call as EngineCall
 from udpfl.engine.randomness import Key, poisson_indices
 from udpfl.errors import Unsupported
 from udpfl.federation._isolation import (
@@ -43,6 +45,7 @@ from udpfl.federation._isolation import (
     copied,
     on_copies,
 )
+from udpfl.federation._replaying import is_replayable, replayed
 from udpfl.federation.plan import ReleasePlan
 from udpfl.federation.protection import Protection, planned_protection, scale_release
 from udpfl.federation.request import CLIP, PULL_TARGET, WITHIN, Request
@@ -137,11 +140,24 @@ class Trainer:
             tensors, state = self._in_isolation(request, state, training)
         else:
             tensors, state = self.algorithm.client_step(request.tensors, state, training)
-        training.require_success()
-        if any(plan.count for plan in plans):
-            tensors = {**tensors, WITHIN: training.within(request.tensors["model"])}
-        events = tuple(tuple(own) for own in training.events)
-        return Step(tensors, state, events, *training.diagnostics())
+        return training.step(request, tensors, state)
+
+    def train_in_calls(self, work: Work) -> Generator[EngineCall, Trained, Step]:
+        """The same as `train`, for a caller that trains: yields every call of the engine, and is
+        sent what came of it.
+
+        Guarantee: every call that is yielded is charged once, however often the method is replayed.
+        """
+        request = work.request
+        training = _Training(self, request, work.plans, work.records)
+        tensors, state = yield from replayed(self.algorithm, request.tensors, work.state, training)
+        return training.step(request, tensors, state)
+
+    def trains_in_calls(self, plans: Sequence[ReleasePlan]) -> bool:
+        """Whether `train_in_calls` comes to what `train` comes to, and nothing is seen on the way:
+        the method can be replayed, and its gradients have the noise that was planned."""
+        whole = any(own.release is not None and own.release.unit == "client" for own in plans)
+        return self.protection is None and not whole and is_replayable(self.algorithm)
 
     def _in_isolation(
         self, request: Request, kept: Tensors, training: _Training
@@ -177,6 +193,28 @@ class Trainer:
         return {name: torch.stack([tensor] * clients) for name, tensor in fresh.items()}
 
 
+@dataclass(frozen=True)
+class Work:
+    """A round of some clients that is to be computed: the arguments of `Trainer.train`."""
+
+    trainer: Trainer
+    request: Request
+    plans: Sequence[ReleasePlan]
+    records: Sequence[Tensor]
+    state: Tensors
+
+    def train(self) -> Step:
+        """Compute it by itself."""
+        return self.trainer.train(self.request, self.plans, self.records, self.state)
+
+    @property
+    def calls(self) -> Generator[EngineCall, Trained, Step] | None:
+        """The same call by call, where calls may be answered together with others."""
+        if not self.trainer.trains_in_calls(self.plans):
+            return None
+        return self.trainer.train_in_calls(self)
+
+
 def _joined(steps: Sequence[Step]) -> Step:
     """What several clients have computed, one after the other."""
 
@@ -196,8 +234,19 @@ def _joined(steps: Sequence[Step]) -> Step:
     )
 
 
+class _Begun(NamedTuple):
+    """What a training asks of the engine."""
+
+    start: Tensor
+    lanes: Lanes
+    correct: Correct | None
+
+
 class _Training(Shown):
     """Local training as a method sees it. It notes the events of every call."""
+
+    hands_over = True
+    """Whatever a call returns is in memory of its own, which the caller may change."""
 
     def __init__(
         self,
@@ -246,7 +295,7 @@ class _Training(Shown):
         self._plans = plans
         self._pull_target = request.tensors.get(PULL_TARGET)
         self._calls = 0
-        self._measured: list[tuple[float, float]] = []
+        self._measured: list[Tensor] = []  # on the device: to look at them is to wait
         self.returned: list[Call] = []
         self._failed: BaseException | None = None
 
@@ -270,19 +319,28 @@ class _Training(Shown):
     def _call(
         self, start: Tensor, correct: Correct | None, state: Mapping[str, Tensor] | None
     ) -> Tensor:
-        home = self._home
         if self.whole and correct is not None and len(self._plans) > 1:
             raise TakeTurns
         if self.whole:  # a correction may write to what its method handed over
             start = start.clone()
         origin = self.origin(start, correct, state or {})
-        correct, own = self._pulled(start, correct, state or {})
+        begun = self._begin(start, correct, state or {})
+        return self._finish(origin, begun, self._trained(*begun))
+
+    def _begin(self, start: Tensor, correct: Correct | None, state: Mapping[str, Tensor]) -> _Begun:
+        """What is asked of the engine. It is charged from here on."""
+        home = self._home
+        correct, own = self._pulled(start, correct, state)
         lanes = self._lanes.with_state(own, self._calls * max(self._lanes.steps))
         for events, plan in zip(self.events, self._plans, strict=True):
             event = plan.event()
             if event is not None and home.protection is None:
                 events.append(event)
-        trained = self._trained(start, lanes, correct)
+        return _Begun(start, lanes, correct)
+
+    def _finish(self, origin: Tensor, begun: _Begun, trained: Trained) -> Tensor:
+        """The parameters that a method gets to see."""
+        home, (start, lanes, correct) = self._home, begun
         parameters = trained.parameters
         over, ratio = trained.clipped_fraction, trained.signal_to_noise
         if self._whole is not None:
@@ -296,9 +354,30 @@ class _Training(Shown):
             moved, over, ratio = self._released(parameters - origin, *self._whole)
             parameters = origin + moved
         self._calls += 1
-        self._measured.append((float(over.float().mean()), float(ratio.mean())))
+        self._measured.append(torch.stack((over.float().mean(), ratio.mean())))
+        if not self.whole:  # nobody here looks at them again
+            return parameters
         self.returned.append(Call(origin, parameters))
         return parameters.clone()
+
+    def in_calls(
+        self, start: Tensor, correct: Correct | None, state: Mapping[str, Tensor]
+    ) -> Generator[EngineCall, Trained, Tensor]:
+        """A training whose only call of the engine somebody else answers."""
+        home, begun = self._home, self._begin(start, correct, state)
+        trained = yield EngineCall(
+            home.model, home.inputs, home.targets, start, begun.lanes, self._round,
+            home.stream, home.limits, begun.correct,
+        )  # fmt: skip
+        return self._finish(start, begun, trained)
+
+    def step(self, request: Request, tensors: Tensors, state: Tensors) -> Step:
+        """What a method has made of all its trainings."""
+        self.require_success()
+        if any(plan.count for plan in self._plans):
+            tensors = {**tensors, WITHIN: self.within(request.tensors["model"])}
+        events = tuple(tuple(own) for own in self.events)
+        return Step(tensors, state, events, *self.diagnostics())
 
     @property
     def whole(self) -> bool:
@@ -416,5 +495,5 @@ class _Training(Shown):
         """Mean clip fraction and signal-to-noise ratio; None where nothing is clipped."""
         if not self._measured or self._plans[0].release is None:
             return None, None
-        fractions, ratios = zip(*self._measured, strict=True)
+        fractions, ratios = zip(*torch.stack(self._measured).tolist(), strict=True)
         return sum(fractions) / len(fractions), sum(ratios) / len(ratios)

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Generator, Sequence
 
-from udpfl.federation.request import Answers, Request
+from udpfl.federation._questions import Clients, Question, answered
+from udpfl.federation.request import Answers
 from udpfl.federation.selection import ClientSelection
 from udpfl.federation.server import Server
 from udpfl.federation.watchers import FinishedRound, Watcher
-
-
-class Clients(Protocol):
-    """Whoever answers for the clients: in this process, or on other machines."""
-
-    def answer(self, request: Request, chosen: Sequence[int]) -> Answers:
-        """The answers of the clients with these numbers, charged before they leave."""
 
 
 def train(
@@ -41,11 +34,18 @@ def train(
         >>> train(server, None, ClientSelection([], names=[]), watchers=[]) is None
         True
     """
+    return answered(rounds(server, clients, selection, watchers))
+
+
+def rounds(
+    server: Server, clients: Clients, selection: ClientSelection, watchers: Sequence[Watcher]
+) -> Generator[Question, Answers, str | None]:
+    """The rounds of `train`, for whoever answers: several runs go on side by side that way."""
     stopped = None
     for round_, chosen in selection.after(server.round):
         began = time.perf_counter()
         request = server.request(round_)  # stages may add tensors
-        answers = clients.answer(request, chosen)  # charged before they leave
+        answers = yield Question(clients, request, chosen)  # charged before they leave
         selection.note_refusals(round_, answers.refused)
         if answers.messages:
             seen = answers.seen  # a simulation stores with the charges what has come of them
@@ -55,6 +55,8 @@ def train(
                 watcher.after_round(FinishedRound(round_, answers, seen, began))
         elif answers.refused and (stopped := selection.end_of_run(round_)):
             break
+        del answers  # the messages of a round need not be there while the next one is computed
+        seen = None
         for watcher in watchers:
             watcher.before_next()
     for watcher in watchers:

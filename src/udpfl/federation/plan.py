@@ -6,18 +6,19 @@ are what is reserved, charged and audited.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, fields, replace
-from functools import cached_property
-from typing import Any
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
 
 from udpfl.accounting import Composed, Release, Repeated
 from udpfl.accounting.budget import Budget
 from udpfl.accounting.events import Event, Unit, leaves, message_of
 from udpfl.accounting.filter import Filter
 from udpfl.accounting.randomised import Randomised
-from udpfl.accounting.serial import event_from_dict, event_to_dict
+from udpfl.accounting.serial import event_from_json, event_to_dict
 from udpfl.errors import InvalidInput
 from udpfl.harmonizer import Matched
 from udpfl.mechanisms import Mechanism
@@ -139,8 +140,8 @@ class ReleasePlan:
         if isinstance(self.release, Randomised):  # holds for whoever takes part: no rate lowers it
             return Repeated(self.release.event, count * trainings)
         releases = count * self.trainings
-        message = message_of(self.release, rate, self.shuffled, releases, self.passes)
-        return Repeated(message, count * trainings)
+        same, times = _Same(self.release), count * trainings
+        return _event_of(same, rate, self.shuffled, releases, self.passes, times)
 
     @property
     def count_event(self) -> Event | None:
@@ -250,6 +251,27 @@ class CountNoise:
 ONE_RUN = CountNoise()
 
 
+class _Same(NamedTuple):
+    """A release by its identity: what is kept under it is of this very object."""
+
+    release: Release
+
+    def __hash__(self) -> int:
+        return id(self.release)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.release is other.release
+
+
+@lru_cache(maxsize=1024)
+def _event_of(
+    own: _Same, rate: float, shuffled: int, releases: int, passes: int, count: int
+) -> Event:
+    """One event for all clients with the same release: a ledger reads an object once a round."""
+    message = message_of(own.release, rate, shuffled, releases, passes)
+    return Repeated(message, count)
+
+
 def _plain(release: Release | Randomised | None) -> dict[str, Any] | None:
     if isinstance(release, Randomised):
         return release.to_dict()
@@ -259,7 +281,7 @@ def _plain(release: Release | Randomised | None) -> dict[str, Any] | None:
 def _noise(data: Mapping[str, Any] | None) -> Release | None:
     if data is None:
         return None
-    release = event_from_dict(dict(data))
+    release = event_from_json(json.dumps(data, sort_keys=True))  # one for all that are equal
     assert isinstance(release, Release)
     return release
 

@@ -1,9 +1,7 @@
-"""`run`: from a configuration to a trained model and a ledger, top to bottom."""
+"""`run`: one run, each of its questions answered by its own clients."""
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,20 +10,12 @@ from torch import nn
 
 from udpfl.config import Config
 from udpfl.engine import Loss
-from udpfl.federation._assembly import Assembly
-from udpfl.federation._ending import Ending
-from udpfl.federation._interrupts import patient_interrupt
-from udpfl.federation._opening import begin_folder, check, prepare, read_arguments
-from udpfl.federation._stored_run import StoredRun
-from udpfl.federation.admission import admit, require_charges
-from udpfl.federation.loop import train
-from udpfl.federation.observers import Observer, announce
+from udpfl.federation._course import course
+from udpfl.federation._opening import read_arguments
+from udpfl.federation._questions import answered
+from udpfl.federation.observers import Observer
 from udpfl.federation.protection import Protection
 from udpfl.federation.result import Run
-from udpfl.federation.setup import Setup
-from udpfl.ledger.ledger import Ledger
-
-log = logging.getLogger(__name__)
 
 
 def run(
@@ -71,45 +61,5 @@ def run(
         >>> udpfl.run(settings, data=(x, x.argmax(1)), model="logistic").privacy.epsilon <= 8
         True
     """
-    began = time.perf_counter()
     asked = read_arguments(config, resume, model, data, sections)
-    unclaimed = "clipping and noise were replaced" if protection else None
-    prepare(asked, unclaimed)
-    setup = Setup.of(asked.config, data=asked.data, test=test, model=asked.model, loss=loss)
-    check(setup)
-    folder = asked.folder or begin_folder(setup, setup.plans_within_budgets(), unclaimed)
-    stored = StoredRun.read(folder, setup.model.layout.dimension, setup.fingerprints)
-    with folder.locked():
-        require_charges(stored, setup.holding)
-        with Ledger(stored.ledger) as ledger:
-            accounts = admit(setup.config, ledger, stored, setup.holding, not unclaimed)
-            parts = Assembly(setup, stored, ledger, accounts, unclaimed, protection)
-            announce(observers, "on_start", setup.config, folder.path)
-            result = _train(parts, observers).write(began)
-            announce(observers, "on_end", result)
-    return result
-
-
-def _train(parts: Assembly, observers: Sequence[Observer]) -> Ending:
-    """All rounds that are left, and what the run has come to."""
-    seconds_before = parts.stored.folder.drop_summary()
-    server = parts.server()
-    last = parts.restore(server)
-    with patient_interrupt() as interrupted:
-        metrics, watchers = parts.watchers(server, observers, interrupted)
-        clients = parts.clients(parts.receiver(server, metrics, observers))
-        if last is not None:
-            metrics.note_missing(last)
-        if server.round == len(parts.selection):
-            log.warning("all rounds are already trained: only the results are written again")
-        stopped = train(server, clients, parts.selection, watchers)
-    return Ending(
-        setup=parts.setup,
-        stored=parts.stored,
-        ledger=parts.ledger,
-        statements=parts.statements,
-        rows=metrics.rows,
-        final=server.model,
-        stopped=stopped,
-        seconds_before=seconds_before,
-    )
+    return answered(course(asked, test, loss, observers, protection))

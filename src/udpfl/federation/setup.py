@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -35,6 +35,7 @@ from udpfl.federation._client_data import (
     require_public,
 )
 from udpfl.federation._combinations import check_combination, check_target
+from udpfl.federation._common import Common
 from udpfl.federation._input_range import require_range
 from udpfl.federation.admission import Holding, plan_within
 from udpfl.federation.builders import (
@@ -88,6 +89,8 @@ class Setup:
     """With the weights that training begins with."""
     loss: Loss
     """Gives one number per sample."""
+    common: Common | None = field(default=None, kw_only=True)
+    """What this run has in common with others that are trained together with it."""
 
     @classmethod
     def of(
@@ -98,16 +101,23 @@ class Setup:
         test: Any = None,
         model: nn.Module | None = None,
         loss: Loss | None = None,
+        among: Indices | None = None,
+        common: Common | None = None,
     ) -> Setup:
-        """Load and build what the configuration names; what is handed over takes its place."""
+        """Load and build what the configuration names; what is handed over takes its place.
+
+        `among` are the training records that clients hold; all of them if left out.
+        """
         device = choose_device(config.device)
         require_precision(config.training.precision, device)
         dataset = load_dataset(config, data, test)
         if config.data.person is not None:
             most = config.data.rows_per_person
             dataset = group_by_person(dataset, config.data.person, config.data.by, most)
+        if common is not None:
+            dataset = common.data(dataset)
         config = fit_client_count(config, dataset)
-        parts, public = divide_records(config, dataset)
+        parts, public = divide_records(config, dataset, among)
         if config.data.person is not None:
             require_one_record_each(dataset, config.data.person, parts)
         algorithm = build_algorithm(config)
@@ -117,7 +127,9 @@ class Setup:
         require_public(algorithm, public)
         network = build_network(config, model, dataset.input_shape, dataset.outputs)
         loss = loss or choose_loss(dataset.task)
-        return cls(config, device, dataset, data, parts, public, algorithm, network, loss)
+        return cls(
+            config, device, dataset, data, parts, public, algorithm, network, loss, common=common
+        )
 
     @property
     def precision(self) -> Precision:
@@ -153,6 +165,12 @@ class Setup:
         return LaneModel(network, loss, self.precision).to(self.device)
 
     @cached_property
+    def lane_model(self) -> LaneModel:
+        """The same after its trial, and where several runs train the same network one for all."""
+        _ = self.bytes_per_sample
+        return self.trained_model if self.common is None else self.common.lane_model(self)
+
+    @cached_property
     def start(self) -> Tensor:
         """The parameters that training begins with [d]."""
         return self.model.initial().to(self.device)
@@ -169,7 +187,8 @@ class Setup:
 
     def _on_device(self, records: Records, parameter: str) -> tuple[Tensor, Tensor]:
         inputs = prepare_records(self.network, records, self.device, parameter)
-        return inputs, torch.from_numpy(records.targets).to(self.device)
+        own = inputs, torch.from_numpy(records.targets).to(self.device)
+        return own if self.common is None else self.common.records(*own)
 
     @cached_property
     def _train_rows(self) -> tuple[Tensor, Tensor]:

@@ -34,6 +34,7 @@ from udpfl.federation._client_data import divide_records, require_public
 from udpfl.federation._combinations import check_combination, check_target
 from udpfl.federation._learning_rate import learning_rate
 from udpfl.federation._own_noise import own_noise
+from udpfl.federation._questions import Clients
 from udpfl.federation._statements import spread
 from udpfl.federation.builders import (
     build_algorithm,
@@ -44,7 +45,7 @@ from udpfl.federation.builders import (
     load_dataset,
 )
 from udpfl.federation.evaluation import final_evaluation
-from udpfl.federation.loop import Clients, train
+from udpfl.federation.loop import train
 from udpfl.federation.observers import Observer
 from udpfl.federation.selection import ClientSelection
 from udpfl.federation.server import Server

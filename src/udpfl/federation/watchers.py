@@ -17,9 +17,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
+import torch
+
 from udpfl.accounting.events import Leaf, PureDP, Release, leaves
 from udpfl.accounting.serial import event_from_json
-from udpfl.algorithms import ClientMessage, stacked
+from udpfl.algorithms import ClientMessage
+from udpfl.algorithms.rows import rows_of
 from udpfl.engine import LaneModel
 from udpfl.errors import UdpflError
 from udpfl.federation._statements import spread
@@ -31,6 +34,9 @@ from udpfl.runs.folder import RunFolder
 from udpfl.runs.targets import Target
 
 log = logging.getLogger(__name__)
+
+_AT_ONCE = 1 << 26
+"""Numbers of a round's updates that are compared with their mean at once."""
 
 
 @dataclass(frozen=True)
@@ -268,5 +274,12 @@ def _drift(messages: Sequence[ClientMessage]) -> float | None:
     """How far released updates lie from their mean: a root mean square over clients."""
     if len(messages) < 2 or "update" not in messages[0].tensors:
         return None
-    updates = stacked(messages, "update")
-    return math.sqrt(float((updates - updates.mean(0)).square().sum()) / len(updates))
+    updates = rows_of(messages, "update").flatten(1)
+    count, columns = updates.shape
+    # Some columns at a time: differences of all of them at once would be another copy of the round.
+    width = max(1, (_AT_ONCE if updates.is_cuda else _AT_ONCE // 64) // count)
+    squares = torch.zeros((), dtype=torch.float64, device=updates.device)
+    for start in range(0, columns, width):
+        part = updates[:, start : start + width]
+        squares += (part - part.mean(0)).square().sum()
+    return math.sqrt(float(squares) / count)

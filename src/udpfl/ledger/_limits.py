@@ -15,7 +15,7 @@ from udpfl.ledger._reservations import Reservations
 from udpfl.ledger.accounts import Accounts
 from udpfl.ledger.charges import Charge
 from udpfl.ledger.file import LedgerFile
-from udpfl.ledger.spending import accounted, as_event, check_one_basis, totals_of
+from udpfl.ledger.spending import accounted, as_event, check_one_basis, totals_of_each
 
 _NOT_PLANNED = (
     "the run has not reserved this release, or its reservation was freed; no update was "
@@ -92,8 +92,8 @@ class Limits:
     def refusals(self, run: str, events: Mapping[int, Event]) -> dict[int, str]:
         """Why accounts do not hold what a run would release next; those that do are left out."""
         refused = {}
-        for account, event in events.items():
-            wanted = totals_of([event])
+        each = totals_of_each((event,) for event in events.values())
+        for account, wanted in zip(events, each, strict=True):
             if not self._balances.is_within_plan(account, run, wanted):
                 refused[account] = _NOT_PLANNED
             elif not self._balances.fits(account, {run: wanted}):

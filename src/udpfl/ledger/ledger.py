@@ -29,7 +29,7 @@ from udpfl.ledger.chain import Head
 from udpfl.ledger.charges import Chain, Charge, imported_charge
 from udpfl.ledger.progress import Progress
 from udpfl.ledger.seals import Digests
-from udpfl.ledger.spending import totals_of
+from udpfl.ledger.spending import totals_of, totals_of_each
 
 
 class Ledger(LedgerReader):
@@ -87,7 +87,6 @@ class Ledger(LedgerReader):
         """
         with self._file.writing():
             self._runs.end(run, Head(*head), files, outcome)
-            self._progress.drop(run)
             return self.decided()
 
     # Accounts and budgets
@@ -228,7 +227,8 @@ class Ledger(LedgerReader):
         everything that any process charged before. On an exception nothing is stored, and no
         answer may be sent.
         """
-        priced = [(charge, totals_of(charge.events)) for charge in charges]
+        each = totals_of_each(charge.events for charge in charges)
+        priced = list(zip(charges, each, strict=True))
         demand: dict[int, dict[str, Counter[str]]] = {}
         for charge, totals in priced:
             own = demand.setdefault(charge.account, {})

@@ -44,7 +44,7 @@ class ProgressTable:
             raise InvalidInput("progress", f"is of round {progress.round}, not {round_}")
         # Made when it is first needed: most ledgers, and all of sites, never have it.
         self._file.write(_TABLE)
-        self.drop(run)
+        self._file.write("DELETE FROM progress WHERE run = ?", run)
         self._file.insert("progress", run, *progress, sha256(progress.state).hexdigest())
 
     def of(self, run: str) -> Progress | None:
@@ -59,11 +59,6 @@ class ProgressTable:
         if sha256(state).hexdigest() != digest:
             raise LedgerError(f"{_named(run, round_)} is damaged")
         return Progress(int(round_), state)
-
-    def drop(self, run: str) -> None:
-        """Forget that of a run that has ended, inside a transaction."""
-        if self._is_there():
-            self._file.write("DELETE FROM progress WHERE run = ?", run)
 
     def problems(self) -> Iterator[str]:
         """Progress that nobody paid for, or that is not what was stored."""

@@ -36,6 +36,21 @@ def totals_of(events: Iterable[Event]) -> Counter[str]:
     return totals or Counter({NO_CLAIM: 1})
 
 
+def totals_of_each(several: Iterable[tuple[Event, ...]]) -> list[Counter[str]]:
+    """The totals of several clients, to be read: clients with the same events share theirs.
+
+    The same are the very same objects: to compare releases takes as long as to count them. Nothing
+    is remembered from one call to the next.
+    """
+    several = list(several)  # as long as all of them are alive their identities differ
+    known: dict[tuple[int, ...], Counter[str]] = {}
+    for events in several:
+        key = tuple(map(id, events))
+        if key not in known:
+            known[key] = totals_of(events)
+    return [known[tuple(map(id, events))] for events in several]
+
+
 def bare_totals(totals: Mapping[str, int]) -> Counter[str]:
     """The same releases without regard to who else's messages they are mixed with."""
     bare: Counter[str] = Counter()

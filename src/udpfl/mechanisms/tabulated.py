@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Self
 
 import numpy as np
@@ -69,6 +69,15 @@ class _Table:
     """P(|noise| > knot)."""
     tail_rate: float
     """Rate of the exponential tail beyond the last knot; inf where the support ends there."""
+
+    @cached_property
+    def cells(self) -> Floats:
+        """What the inverse needs of every cell: survival at its start, start, width, how much the
+        log-density rises along it, and its mass if it did not [cells, 5]."""
+        width = np.diff(self.knots)
+        height = 2 * np.exp(self.log_density[:-1]) * width
+        slope = np.diff(self.log_density)
+        return np.stack([self.survival[:-1], self.knots[:-1], width, slope, height], axis=1)
 
     def at(self, x: Floats) -> Floats:
         y = np.abs(x)
@@ -313,11 +322,9 @@ class Tabulated(Mechanism):
     def magnitude(self, tail: Any) -> Any:
         xp, table = namespace(tail), self._table
         i = cell_index(like(-table.survival, tail), -tail)
-        start, width = like(table.knots[:-1], tail)[i], like(np.diff(table.knots), tail)[i]
-        slope = like(np.diff(table.log_density), tail)[i]
-        height = like(2 * np.exp(table.log_density[:-1]) * np.diff(table.knots), tail)[i]
-        mass = (like(table.survival[:-1], tail)[i] - tail) / height
-        flat = xp.abs(slope) < 1e-6
+        survival, start, width, slope, height = (like(own, tail)[i] for own in table.cells.T)
+        mass = (survival - tail) / height
+        flat = slope == 0
         safe = xp.where(flat, xp.ones_like(slope), slope)
         bent = xp.log1p((safe * mass).clip(-1 + 1e-12, None)) / safe
         inside = start + width * xp.where(flat, mass, bent).clip(0.0, 1.0)

@@ -8,7 +8,7 @@ memory, lanes need no reordering, and torch's pooling is several times as fast o
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from udpfl.engine._kernels import kernels_for
 from udpfl.engine._windows import Window
 from udpfl.engine.layers._patches import cut_patches
+from udpfl.engine.layers._products import add_up, multiply, widened
 from udpfl.engine.layers.rule import (
     FEW,
     Named,
@@ -36,6 +37,8 @@ _WORTH_KEEPING = 1 << 16
 
 class Convolution(Rule):
     """Conv1d and Conv2d with stride, padding, dilation and groups."""
+
+    multiplies: ClassVar[bool] = True
 
     @classmethod
     def supports(cls, module: nn.Module) -> bool:
@@ -79,11 +82,7 @@ class Convolution(Rule):
         use.kept = self._patches(image)
         rows, kernels = aligned(use.kept, self._kernels(weights["weight"]).flatten(2, 4))
         rows, kernels = rows.view(use.lanes, -1, rows.shape[-1]), kernels.transpose(1, 2)
-        y = (
-            torch.bmm(rows, kernels)
-            if bias is None
-            else torch.baddbmm(bias.unsqueeze(1), rows, kernels)
-        )
+        y = multiply(rows, kernels, None if bias is None else bias.unsqueeze(1))
         return self._plain(y.view(-1, height, width, y.shape[-1]).permute(0, 3, 1, 2))
 
     def _multiplies_patches(self, image: Tensor) -> bool:
@@ -122,8 +121,8 @@ class Convolution(Rule):
     def _native(self, image: Tensor, weight: Tensor, bias: Tensor | None, lanes: int) -> Tensor:
         """torch's own convolution; lanes are further groups."""
         y = F.conv2d(
-            _side_by_side(image, lanes),
-            self._image(weight.flatten(0, 1)),
+            _side_by_side(widened(image), lanes),
+            self._image(widened(weight).flatten(0, 1)),
             None if bias is None else bias.flatten(),
             self._stride,
             self._padding,
@@ -137,16 +136,16 @@ class Convolution(Rule):
         kernels = kernels_for(image)
         if kernels is not None and use.kept is not None:
             rows = self._gradient_rows(use).reshape(use.lanes, -1, weight.shape[1])
-            cut = torch.bmm(rows, self._kernels(weight).flatten(2, 4))
+            cut = multiply(rows, self._kernels(weight).flatten(2, 4))
             cut = cut.view(len(image), -1, cut.shape[-1])
             return self._plain(kernels.folded(cut, self._window(image), image.shape[1]))
         dilated = max(self._dilation) > 1
         alone = use.lanes == 1 and max(self._stride) == 1
         if self._groups > 1 or dilated or alone or use.kept is None:
             back = torch.ops.aten.convolution_backward(
-                _side_by_side(g, use.lanes),
-                _side_by_side(image, use.lanes),
-                self._image(weight.flatten(0, 1)),
+                _side_by_side(widened(g), use.lanes),
+                _side_by_side(widened(image), use.lanes),
+                self._image(widened(weight).flatten(0, 1)),
                 None,
                 self._stride,
                 self._padding,
@@ -180,10 +179,11 @@ class Convolution(Rule):
         # Room for all that the kernel reaches, and for input that it does not.
         tall = max(height + down - 1, -(-(high + top) // sy))
         broad = max(width + across - 1, -(-(wide + left) // sx))
-        back = image.new_zeros(samples, tall, broad, blocks.shape[-1])
+        kind = torch.float32 if use.rounded else image.dtype
+        back = image.new_zeros(samples, tall, broad, blocks.shape[-1], dtype=kind)
         for i in range(down):
             for j in range(across):
-                part = torch.bmm(rows, blocks[i, j]).view(samples, height, width, -1)
+                part = multiply(rows, blocks[i, j]).view(samples, height, width, -1)
                 back[:, i : i + height, j : j + width] += part
         whole = back.view(samples, tall, broad, sy, sx, channels).transpose(2, 3)
         whole = whole.reshape(samples, tall * sy, broad * sx, channels)
@@ -195,7 +195,7 @@ class Convolution(Rule):
         outputs, own = self.module.weight.shape[0], rows.shape[1]
         if own % 4 and patches.shape[-1] % 4 and own <= FEW:  # as in `aligned`
             rows = F.pad(rows, (0, 0, 0, -own % 4))
-        full = torch.bmm(rows, patches.flatten(0, 1))[:, :own]
+        full = multiply(rows, patches.flatten(0, 1))[:, :own]
         full = full.reshape(use.lanes, -1, outputs, full.shape[-1])
         named = {"weight": self._module_order(full)}
         if self.module.bias is not None:
@@ -217,11 +217,11 @@ class Convolution(Rule):
         if "bias" not in use.written:
             rows = self._gradient_rows(use)
             if rows.shape[3] % 4:  # a product would add up by where a row lies
-                sums = rows.sum(2)
+                sums = add_up(rows, 2)
             else:
                 products = rows.flatten(0, 1)
                 ones = rows.new_ones(1, 1, rows.shape[2]).expand(len(products), -1, -1)
-                sums = torch.bmm(ones, products)
+                sums = multiply(ones, products)
             use.written["bias"] = sums.view(use.lanes, -1, self.module.bias.numel())
         return use.written["bias"]
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from udpfl.engine.layers._products import add_up, multiply
 from udpfl.engine.layers.rule import (
     Named,
     Rule,
@@ -24,6 +27,8 @@ from udpfl.engine.layers.rule import (
 class Linear(Rule):
     """y = x W' + b. With one position per sample the norm is a product of two norms."""
 
+    multiplies: ClassVar[bool] = True
+
     def _split(self, use: Use) -> tuple[Tensor, Tensor]:
         """[L, B, T, in] and [L, B, T, out]; T is the number of positions."""
         x, g = use.x, use.g
@@ -32,27 +37,27 @@ class Linear(Rule):
 
     def forward(self, use: Use, weights: Named) -> Tensor:
         (x, weight), bias = aligned(use.x, weights["weight"]), weights.get("bias")
-        if use.lanes == 1:
+        if use.lanes == 1 and not use.rounded:
             return F.linear(x, weight[0], None if bias is None else bias[0])
         rows, turned = x.reshape(use.lanes, -1, x.shape[-1]), weight.transpose(1, 2)
-        y = (
-            torch.bmm(rows, turned)
-            if bias is None
-            else torch.baddbmm(bias.unsqueeze(1), rows, turned)
-        )
+        y = multiply(rows, turned, None if bias is None else bias.unsqueeze(1))
         return y.view(*x.shape[:-1], weight.shape[1])
 
     def input_gradient(self, use: Use, weights: Named) -> Tensor:
         rows = use.g.reshape(use.lanes, -1, use.g.shape[-1])
         weight = even_columns(weights["weight"])
         inputs = use.x.shape[-1]
-        return torch.bmm(rows, weight)[..., :inputs].reshape(use.x.shape)
+        return multiply(rows, weight)[..., :inputs].reshape(use.x.shape)
 
     def each(self, use: Use) -> Named:
         a, b = self._split(use)
-        full = {"weight": torch.einsum("lbto,lbti->lboi", b, a)}
+        if use.rounded:
+            product = multiply(b.flatten(0, 1).transpose(1, 2), a.flatten(0, 1))
+            full = {"weight": product.unflatten(0, a.shape[:2])}
+        else:
+            full = {"weight": torch.einsum("lbto,lbti->lboi", b, a)}
         if self.module.bias is not None:
-            full["bias"] = b.sum(2)
+            full["bias"] = add_up(b, 2)
         return full
 
     def _writes(self, use: Use) -> bool:
@@ -81,7 +86,7 @@ class Linear(Rule):
     def _bias(self, use: Use, b: Tensor) -> Tensor:
         """Gradients of the bias, made once: in another order a sum that cancels is another one."""
         if "bias" not in use.written:
-            use.written["bias"] = b.sum(2)
+            use.written["bias"] = add_up(b, 2)
         return use.written["bias"]
 
     def put_weighted(self, use: Use, factors: Tensor, total: Named) -> None:

@@ -25,6 +25,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from udpfl.engine._kernels import kernels_for
+from udpfl.engine.layers._products import widened
 
 Named = dict[str, Tensor]
 """Tensors by the name of the layer's parameter: "weight", "bias"."""
@@ -52,6 +53,8 @@ class Use:
     gradient: Tensor | None = None
     kept: Tensor | None = None
     """What the forward pass made of `x` and the norms will want again."""
+    rounded: bool = False
+    """Whether input, weights and gradient were rounded to bfloat16 for this use."""
     written: Named = field(default_factory=dict)
     """Gradients that were written out for their norms, for the sum."""
 
@@ -67,6 +70,8 @@ class Rule(ABC):
 
     looks: ClassVar[bool] = False
     """Whether it looks at numbers on the device, which a CUDA graph cannot do."""
+    multiplies: ClassVar[bool] = False
+    """Whether it multiplies matrices, whose factors may be rounded."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module: Any = module
@@ -126,6 +131,8 @@ def sizes(full: Tensor, p: int) -> Tensor:
     in the batch decides how it is computed.
     """
     rows = full.flatten(2).contiguous()
+    if rows.device.type == "cpu":
+        rows = widened(rows)
     if (kernels := kernels_for(rows)) is not None:
         return kernels.powers_of_rows(rows, p)
     if rows.device.type != "cpu":  # where to look at a result costs more than double precision
