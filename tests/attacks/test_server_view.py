@@ -28,7 +28,7 @@ def test_a_claim_that_is_true_is_not_exceeded(private_run, data):
 
 
 def test_a_false_claim_is_called_out(private_run, data):
-    attack = ServerView(SEEN)
+    attack = ServerView({**SEEN, "trials": 1000})
     attack.protection = with_less_noise(0.2)
     found = attack.run(Target.open(private_run, data=data))
     rate = found.figure(name_at(0.01))

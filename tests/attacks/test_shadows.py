@@ -71,8 +71,11 @@ def test_a_shadow_is_what_the_run_would_have_been_on_other_records(private_run, 
     target = Target.open(private_run, data=data)
     wanted, keep = made(target, monkeypatch)
     for shadow, row in zip(wanted, keep, strict=True):
-        assert len(shadow.data.train) == RECORDS == row.sum()
-        assert [len(own) for own in shadow.data.owners] == [len(p) for p in target.setup.parts]
+        assert len(shadow.own_data.train) == RECORDS == row.sum()
+        clients = shadow.own_data.columns["client"]
+        assert np.unique(clients, return_counts=True)[1].tolist() == [
+            len(part) for part in target.setup.parts
+        ]
         plain = shadow.config.model_dump()
         for section in ("privacy", "training"):
             own, of_target = plain[section], target.config.model_dump()[section]
@@ -87,7 +90,7 @@ def test_the_records_of_a_shadow_are_those_of_its_row(attacked_run, data, monkey
     wanted, keep = made(target, monkeypatch)
     pool = Pool.of(target, 2000, 0)
     for shadow, row in zip(wanted, keep, strict=True):
-        trained = {own.tobytes() for own in shadow.data.train.inputs}
+        trained = {own.tobytes() for own in shadow.own_data.train.inputs}
         there = [own.tobytes() in trained for own in pool.inputs.numpy()]
         assert there == row.tolist()
 
@@ -98,13 +101,13 @@ def test_records_that_are_not_attacked_are_in_every_shadow(attacked_run, data, m
     attacked = {own.tobytes() for own in Pool.of(target, 20, 0).inputs.numpy()}
     known = {own.tobytes() for own in data.train.inputs} - attacked
     for shadow in wanted:
-        trained = {own.tobytes() for own in shadow.data.train.inputs}
+        trained = {own.tobytes() for own in shadow.own_data.train.inputs}
         assert known <= trained
         assert len(trained) == RECORDS
 
 
 def test_the_attacker_pays_on_accounts_of_its_own(private_run, data):
-    before = charges(private_run)
+    before = charges(private_run / "ledger.sqlite")
     target = Target.open(private_run, data=data)
     shadow_models(target, Pool.of(target, 2000, 0), 2, 0)
     folders = sorted((private_run / "attacks/shadows").iterdir())
@@ -112,16 +115,16 @@ def test_the_attacker_pays_on_accounts_of_its_own(private_run, data):
     for folder in folders:
         with Ledger(folder / "ledger.sqlite", read_only=True) as ledger:
             names = [account.client for account in ledger.accounts()]
-        assert sorted(names) == ["shadow of client-0", "shadow of client-1"]
+        assert sorted(names) == ["shadow 0 of client-0", "shadow 1 of client-1"]
         plans = [ReleasePlan.from_row(row) for row in RunFolder(folder).clients]
         for plan, of_target in zip(plans, target.plans, strict=True):
             assert plan.release == of_target.release
             assert plan.declared_size == of_target.declared_size
-    assert charges(private_run) == before
+    assert charges(private_run / "ledger.sqlite") == before
 
 
-def charges(folder):
-    with Ledger(folder / "ledger.sqlite", read_only=True) as ledger:
+def charges(path):
+    with Ledger(path, read_only=True) as ledger:
         return ledger.head()
 
 
@@ -129,28 +132,45 @@ def test_a_shadow_is_trained_once(attacked_run, data, monkeypatch):
     target = Target.open(attacked_run, data=data)
     pool = Pool.of(target, 2000, 0)
     first = shadow_models(target, pool, 2, 0)
-    monkeypatch.setattr(shadows, "run", None)  # nothing may be trained any more
+    monkeypatch.setattr(shadows, "run_together", None)  # nothing may be trained any more
     again = shadow_models(target, pool, 2, 0)
     assert torch.equal(first.parameters, again.parameters)
 
 
-def test_what_a_crash_cut_short_is_gone_on_with(tmp_path, data, monkeypatch):
-    folder = small_run(tmp_path / "run")
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_what_a_crash_cut_short_is_gone_on_with(tmp_path, data, monkeypatch, at_once):
+    folder = small_run(tmp_path / "run", training={"checkpoint_every": 1})
     target = Target.open(folder, data=data)
-    pool, train, told = Pool.of(target, 2000, 0), shadows.run, []
+    pool, train, asked = Pool.of(target, 2000, 0), shadows.run_together, []
 
-    def dies(config=None, **others):
-        if len(told) == 1:
-            others["observers"] = [Stops(2)]
-        told.append(others.get("resume"))
-        return train(config, **others)
+    def dies(configs, **others):
+        asked.extend(type(own).__name__ for own in configs)
+        if len(asked) <= at_once:
+            others["observers"] = lambda number: [Stops(2)]
+        return train(configs, **others)
 
-    monkeypatch.setattr(shadows, "run", dies)
+    monkeypatch.setattr(shadows, "run_together", dies)
+    monkeypatch.setattr(shadows, "AT_ONCE", {"cpu": at_once})
     with pytest.raises(PowerCut):
-        shadow_models(target, pool, 4, 0)
-    models = shadow_models(target, pool, 4, 0)
-    assert len(models) == 4
-    assert [own is not None for own in told] == [False, False, True, False, False]
+        shadow_models(target, pool, 2, 0)
+    models = shadow_models(target, pool, 2, 0)
+    assert len(models) == 2
+    assert asked[0] == "Config"
+    assert asked.count("Resumed") == at_once
+
+
+def test_shadows_that_are_trained_together_are_those_that_are_trained_alone(
+    tmp_path, data, monkeypatch
+):
+    found = []
+    for at_once in (1, 4):
+        own = tmp_path / str(at_once)
+        folder = small_run(own, privacy={"mechanism": "gaussian", "randomness": "seeded"})
+        target = Target.open(folder, data=data)
+        monkeypatch.setattr(shadows, "AT_ONCE", {"cpu": at_once})
+        found.append(shadow_models(target, Pool.of(target, 2000, 0), 4, 0))
+    assert (found[0].keep == found[1].keep).all()
+    torch.testing.assert_close(found[0].parameters, found[1].parameters, rtol=1e-4, atol=1e-5)
 
 
 def test_a_shadow_that_was_edited_is_refused(tmp_path, data):
@@ -184,6 +204,9 @@ def test_public_records_are_refused(tmp_path):
 def test_the_settings_of_a_shared_ledger_lead_to_one_of_its_own(tmp_path, data):
     shared = {"mechanism": "gaussian", "ledger": str(tmp_path / "shared.sqlite")}
     folder = small_run(tmp_path / "run", privacy=shared)
-    own = shadows._settings(Target.open(folder, data=data), "elsewhere")
-    assert own.privacy.ledger == "elsewhere/ledger.sqlite"
+    before, target = charges(tmp_path / "shared.sqlite"), Target.open(folder, data=data)
+    assert len(shadow_models(target, Pool.of(target, 2000, 0), 2, 0)) == 2
+    assert charges(tmp_path / "shared.sqlite") == before
+    own = shadows._settings(target, "elsewhere")
+    assert own.privacy.ledger == "elsewhere.sqlite"
     assert json.loads(load(own).model_dump_json())["privacy"]["mechanism"] == "gaussian"

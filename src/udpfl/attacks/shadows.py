@@ -7,8 +7,9 @@ that are not attacked are in every shadow, as in the target: the attacker of dif
 knows all records but one.
 
 A shadow is a run in a folder of its own with a ledger of its own, whose accounts are called "shadow
-of …": nothing of it is charged to a client. Folders are named by what goes into them, so that a
-shadow is trained once, and a crash costs the one that was being trained.
+0 of …": nothing of it is charged to a client. Folders are named by what goes into them, so that a
+shadow is trained once, and after a crash those that were being trained go on. On a GPU many shadows
+are trained at once, as lanes of the same calls of the engine (`run_together`).
 
 Reference: Carlini et al., "Membership Inference Attacks From First Principles", 2022, Section IV.
 """
@@ -38,15 +39,23 @@ from udpfl.data import DataSet
 from udpfl.data.records import Indices, Records, fingerprint_of
 from udpfl.engine import Loss
 from udpfl.errors import InvalidInput, Unsupported
-from udpfl.federation import run
+from udpfl.federation import Resumed, run, run_together
+from udpfl.federation.builders import choose_device
 from udpfl.runs.files import has_begun, has_ended
 from udpfl.trained import load as load_trained
 
-ACCOUNT = "shadow of {}"
-"""How accounts in the ledger of a shadow are called: an attacker pays for its own trainings."""
+ACCOUNT = "shadow {:0{}d} of {}"
+"""How accounts in the ledger of a shadow are called: an attacker pays for its own trainings.
+
+The number keeps clients in the order of the run, because columns are read in order of their values.
+"""
+CLIENT = "client"
+"""The column that says whose a record is."""
+AT_ONCE = {"cpu": 1, "cuda": 16}
+"""Shadows that are trained together: on a CPU nothing is gained."""
 _TESTED = 100
 """Held-out records on which a shadow is evaluated; nobody looks at that."""
-_FORMAT = 1
+_FORMAT = 2
 """Of what the name of a folder is made from."""
 
 
@@ -95,18 +104,27 @@ def pairs_of(shadows: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Shadow:
-    """One shadow to train: settings, and the records of its clients."""
+    """One shadow to train: settings, and which records it has."""
 
     config: Config
     """With the folder of its own."""
     data: DataSet
-    """Divided among clients."""
+    """All records that any shadow has, with the client of each; shadows share it."""
+    rows: Indices
+    """Those of this shadow, as positions in the training set of `data`."""
 
     @property
     def folder(self) -> Path:
         """Where it is kept."""
         assert self.config.out is not None
         return Path(self.config.out)
+
+    @property
+    def own_data(self) -> DataSet:
+        """Its records alone."""
+        train = self.data.train.subset(self.rows)
+        columns = {name: column[self.rows] for name, column in self.data.columns.items()}
+        return replace(self.data, train=replace(train, positions=None), columns=columns)
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +176,8 @@ def shadow_models(
         )
     slots = deal_slots(target, pool)
     keep = keep_matrix(pairs, slots.tolist(), seed)
-    wanted = [_shadow(target, pool, slots, row) for row in keep]
+    data = _records_of(target, pool, slots)
+    wanted = [_shadow(target, pool, data, row) for row in keep]
     setup = target.setup
 
     def told(done: int) -> None:
@@ -182,17 +201,34 @@ def train_shadows(
         loss: One number per sample.
         told: How many are done.
     """
-    for number, shadow in enumerate(shadows):
-        told(number)
-        if has_ended(shadow.folder):
-            continue
+    waiting = [own for own in shadows if not has_ended(own.folder)]
+    size = AT_ONCE.get(choose_device(shadows[0].config.device).type, 1)
+    for first in range(0, len(waiting), size):
+        told(len(shadows) - len(waiting) + first)
         with _quiet():
-            if has_begun(shadow.folder):  # a crash cut it short
-                run(resume=shadow.folder, data=shadow.data, model=network, loss=loss)
-            else:
-                run(shadow.config, data=shadow.data, model=network, loss=loss)
+            _train(waiting[first : first + size], network, loss)
     told(len(shadows))
     return [_parameters(shadow, network) for shadow in shadows]
+
+
+def _train(shadows: Sequence[Shadow], network: nn.Module, loss: Loss) -> None:
+    """Some shadows at once; one that was cut short goes on, and the first error is raised."""
+    if shadows[0].config.privacy.ledger is not None:  # such a run is charged for all its records
+        for own in shadows:
+            settings = {"resume": own.folder} if has_begun(own.folder) else {"config": own.config}
+            own.folder.parent.mkdir(parents=True, exist_ok=True)  # where its ledger will be
+            run(**settings, data=own.own_data, model=network, loss=loss)
+        return
+    found = run_together(
+        [Resumed(own.folder) if has_begun(own.folder) else own.config for own in shadows],
+        data=shadows[0].data,
+        records=[own.rows for own in shadows],
+        model=network,
+        loss=loss,
+    )
+    for each in found:
+        if isinstance(each, Exception):
+            raise each
 
 
 def _parameters(shadow: Shadow, network: nn.Module) -> Tensor:
@@ -220,45 +256,51 @@ def deal_slots(target: Target, pool: Pool) -> Indices:
     return slots
 
 
-def _shadow(target: Target, pool: Pool, slots: Indices, row: Bools) -> Shadow:
+def _shadow(target: Target, pool: Pool, data: DataSet, row: Bools) -> Shadow:
     """Settings and records of one shadow."""
-    setup = target.setup
-    data = _records_of(target, pool, slots, row)
-    assert data.owners is not None
+    attacked = np.flatnonzero(row)
+    rows = np.append(attacked, np.arange(len(pool), len(data.train)))  # others are in every shadow
+    clients = data.columns[CLIENT][rows]
     about = {
         "format": _FORMAT,
-        "records": [fingerprint_of([(data.train, own)]) for own in data.owners],
-        "start": hashlib.sha256(setup.start.cpu().numpy().tobytes()).hexdigest(),
+        "records": [
+            fingerprint_of([(data.train, rows[clients == own])]) for own in np.unique(clients)
+        ],
+        "start": hashlib.sha256(target.setup.start.cpu().numpy().tobytes()).hexdigest(),
         "settings": _settings(target, "").model_dump(mode="json"),
     }
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:24]
     folder = target.place / "shadows" / key
-    return Shadow(_settings(target, str(folder)), data)
+    return Shadow(_settings(target, str(folder)), data, rows)
 
 
-def _records_of(target: Target, pool: Pool, slots: Indices, row: Bools) -> DataSet:
-    """The records of a shadow, divided among its clients."""
-    data, parts = target.setup.data, target.setup.parts
-    attacked = np.isin(np.arange(len(data.train)), pool.train_rows)
-    known = [part[~attacked[part]] for part in parts]  # of which everybody knows that they are in
-    kept = np.flatnonzero(row)
-    members, others = kept[pool.is_member[kept]], kept[~pool.is_member[kept]]
-    half = len(pool.train_rows)
-    train_rows = np.concatenate([pool.train_rows[members], *known])
-    test_rows = pool.test_rows[others - half]
-    held_by = np.concatenate(
-        [slots[members], *(np.full(len(own), i) for i, own in enumerate(known)), slots[others]]
-    )
+def _records_of(target: Target, pool: Pool, slots: Indices) -> DataSet:
+    """The records of the pool in its order, then those of the run that are not attacked."""
+    data, owner = target.setup.data, target.owner
+    known = np.setdiff1d(target.members, pool.train_rows)
     train = Records(
-        np.concatenate([data.train.inputs[train_rows], data.test.inputs[test_rows]]),
-        np.concatenate([data.train.targets[train_rows], data.test.targets[test_rows]]),
+        np.concatenate(
+            [
+                data.train.inputs[pool.train_rows],
+                data.test.inputs[pool.test_rows],
+                data.train.inputs[known],
+            ]
+        ),
+        np.concatenate(
+            [
+                data.train.targets[pool.train_rows],
+                data.test.targets[pool.test_rows],
+                data.train.targets[known],
+            ]
+        ),
     )
+    width = len(str(len(target.plans) - 1))
+    names = np.array([ACCOUNT.format(i, width, n) for i, n in enumerate(target.setup.names)])
+    clients = names[np.concatenate([slots, owner[known]])]
     test = Records(data.test.inputs[:_TESTED], data.test.targets[:_TESTED])
-    owners = tuple(np.flatnonzero(held_by == client) for client in range(len(parts)))
-    names = tuple(ACCOUNT.format(name) for name in target.setup.names)
     return replace(
-        data, train=train, test=test, owners=owners, owner_names=names,
-        columns={}, test_columns={}, test_owners=None, references={}, schema=None,
+        data, train=train, test=test, columns={CLIENT: clients}, owners=None, owner_names=None,
+        test_columns={}, test_owners=None, references={}, schema=None,
     )  # fmt: skip
 
 
@@ -269,7 +311,7 @@ def _settings(target: Target, folder: str) -> Config:
         "out": folder or None,
         "record_updates": [],
         "data": {
-            "name": "own", "dir": None, "options": {}, "partition": "iid", "by": None,
+            "name": "own", "dir": None, "options": {}, "partition": "column", "by": CLIENT,
             "block": None, "clients": len(target.plans), "public": 0,
             "declared_sizes": [plan.declared_size for plan in target.plans],
         },
@@ -281,7 +323,7 @@ def _settings(target: Target, folder: str) -> Config:
     }  # fmt: skip
     if config.privacy.enabled and config.privacy.ledger is not None:
         # The filter of a shared ledger plans other noise than a run on its own ledger.
-        own["privacy"] = {"ledger": f"{folder}/ledger.sqlite" if folder else "shared"}
+        own["privacy"] = {"ledger": f"{folder}.sqlite" if folder else "shared"}
     return load(config, own)
 
 

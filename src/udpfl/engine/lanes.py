@@ -180,7 +180,7 @@ class LaneModel:
         self, parameters: Tensor, inputs: Tensor, targets: Tensor, real: Tensor
     ) -> Gradients:
         """Per-sample gradients: parameters [L, d], inputs and targets [L, B, ...], real [L, B]."""
-        self._require_rules()
+        _require_rules(self)
         by = self._by_book_keeping if self.book_keeping else partial(_by_func, self)
         if self._still is None or not self._still.reads:
             return by(parameters, inputs, targets, real)
@@ -248,7 +248,7 @@ class LaneModel:
         self.why_alone, self.lanes_apart = verdict.why_alone, verdict.lanes_apart
         self.one_by_one = verdict.one_by_one
         self._expected, self.graphs = {}, PassGraphs()
-        self._require_rules()
+        _require_rules(self)
         if self.why_alone is not None:
             log.warning(
                 "per-sample gradients %s (slower, more memory): %s",
@@ -256,14 +256,6 @@ class LaneModel:
                 self.why_alone,
             )
         return verdict.bytes_per_sample
-
-    def _require_rules(self) -> None:
-        """Refuse to round what only the layer rules round."""
-        if self.precision == "bfloat16" and not self.book_keeping:
-            raise Unsupported(
-                "training.precision = 'bfloat16' rounds factors in layers that have a rule, and "
-                f"this model is computed record by record ({self.why_alone}): use 'float32'"
-            )
 
     def without_records(self) -> LaneModel:
         """A copy after the same trial that knows no record: widths are tried with random ones.
@@ -294,6 +286,15 @@ class LaneModel:
             if not training:
                 network.eval()
         return copied
+
+
+def _require_rules(model: LaneModel) -> None:
+    """Refuse to round what only the layer rules round."""
+    if model.precision == "bfloat16" and not model.book_keeping:
+        raise Unsupported(
+            "training.precision = 'bfloat16' rounds factors in layers that have a rule, and "
+            f"this model is computed record by record ({model.why_alone}): use 'float32'"
+        )
 
 
 def _by_func(

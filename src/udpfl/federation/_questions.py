@@ -36,6 +36,7 @@ def answered(rounds: Generator[Question, Answers, T]) -> T:
                 question = rounds.throw(error)
             else:
                 question = rounds.send(answers)
+                del answers  # its messages need not be there while the next ones are computed
     except StopIteration as end:
         result: T = end.value
         return result

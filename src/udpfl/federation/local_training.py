@@ -140,7 +140,7 @@ class Trainer:
             tensors, state = self._in_isolation(request, state, training)
         else:
             tensors, state = self.algorithm.client_step(request.tensors, state, training)
-        return training.step(request, tensors, state)
+        return _step(training, request, plans, tensors, state)
 
     def train_in_calls(self, work: Work) -> Generator[EngineCall, Trained, Step]:
         """The same as `train`, for a caller that trains: yields every call of the engine, and is
@@ -151,7 +151,7 @@ class Trainer:
         request = work.request
         training = _Training(self, request, work.plans, work.records)
         tensors, state = yield from replayed(self.algorithm, request.tensors, work.state, training)
-        return training.step(request, tensors, state)
+        return _step(training, request, work.plans, tensors, state)
 
     def trains_in_calls(self, plans: Sequence[ReleasePlan]) -> bool:
         """Whether `train_in_calls` comes to what `train` comes to, and nothing is seen on the way:
@@ -191,6 +191,21 @@ class Trainer:
         """What clients have kept that were never asked before [L, ...]."""
         fresh = self.algorithm.client_init(request.tensors["model"])
         return {name: torch.stack([tensor] * clients) for name, tensor in fresh.items()}
+
+
+def _step(
+    training: _Training,
+    request: Request,
+    plans: Sequence[ReleasePlan],
+    tensors: Tensors,
+    state: Tensors,
+) -> Step:
+    """What a method has made of all its trainings."""
+    training.require_success()
+    if any(plan.count for plan in plans):
+        tensors = {**tensors, WITHIN: training.within(request.tensors["model"])}
+    events = tuple(tuple(own) for own in training.events)
+    return Step(tensors, state, events, *training.diagnostics())
 
 
 @dataclass(frozen=True)
@@ -370,14 +385,6 @@ class _Training(Shown):
             home.stream, home.limits, begun.correct,
         )  # fmt: skip
         return self._finish(start, begun, trained)
-
-    def step(self, request: Request, tensors: Tensors, state: Tensors) -> Step:
-        """What a method has made of all its trainings."""
-        self.require_success()
-        if any(plan.count for plan in self._plans):
-            tensors = {**tensors, WITHIN: self.within(request.tensors["model"])}
-        events = tuple(tuple(own) for own in self.events)
-        return Step(tensors, state, events, *self.diagnostics())
 
     @property
     def whole(self) -> bool:
