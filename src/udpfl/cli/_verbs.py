@@ -64,7 +64,7 @@ VERBS: dict[str, Verb] = {
         "audit", "Try to refute a privacy claim with adversaries, canaries and a second accountant."
     ),
     "attack": Verb(
-        "attack", "Attack a finished run: what does its model, or an update, tell of the records?"
+        "attack", "Attack a finished run, and say what its model or an update tells of the records."
     ),
     "budget": Verb(
         "_decisions",

@@ -64,7 +64,7 @@ def attack(
     ] = True,
     progress: ShowProgress = None,
 ) -> None:
-    """Attack a finished run: what does its model, or an update, tell of the records?
+    """Attack a finished run, and say what its model or an update tells of the records.
 
     The result stands beside what the privacy statement allows. Exit code 1 if an attack got past
     that. What attacks show is a lower bound: a weak result proves nothing about a better attacker.
