@@ -30,9 +30,9 @@ pytestmark = pytest.mark.skipif(
     reason="the docs extra is missing",
 )
 PUBLIC = (
-    "udpfl", "udpfl.accounting", "udpfl.algorithms", "udpfl.audit", "udpfl.comparison",
-    "udpfl.data", "udpfl.federation", "udpfl.harmonizer", "udpfl.ledger", "udpfl.mechanisms",
-    "udpfl.models", "udpfl.report", "udpfl.trackers", "udpfl.trained",
+    "udpfl", "udpfl.accounting", "udpfl.algorithms", "udpfl.attacks", "udpfl.audit",
+    "udpfl.comparison", "udpfl.data", "udpfl.federation", "udpfl.harmonizer", "udpfl.ledger",
+    "udpfl.mechanisms", "udpfl.models", "udpfl.report", "udpfl.trackers", "udpfl.trained",
 )  # fmt: skip
 
 
