@@ -15,7 +15,7 @@ import pytest
 import udpfl
 from tests.commands import command
 from tests.comparison.cells import BASE
-from tests.repository import ROOT
+from tests.repository import IMPORTS
 from udpfl.comparison import _jobs
 from udpfl.errors import InvalidInput
 from udpfl.ledger.ledger import Ledger
@@ -124,7 +124,7 @@ def start(*arguments: object, log: str = "err.txt") -> subprocess.Popen[bytes]:
     listen = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     asked = [str(a) for a in ("compare", *arguments)]
     code = f"{listen}; from udpfl.cli import main; main({asked})"
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+    environment = {**os.environ, "PYTHONPATH": IMPORTS}
     with Path(log).open("wb") as err:
         return subprocess.Popen(
             [sys.executable, "-c", code], env=environment, stdout=err, stderr=err

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import tomli_w
 
+from tests.repository import IMPORTS
 from tests.site.samples import policy
 from udpfl.deploy.local import LocalFederation
 from udpfl.deploy.starting import App
 
-ROOT = Path(__file__).parents[2]
 needs_flower = pytest.mark.skipif(
     importlib.util.find_spec("flwr") is None,
     reason="Flower is not installed: pip install -e '.[flower]'",
@@ -43,7 +43,7 @@ def small_app(folder: Path, sites=3, federation=None, **changes) -> App:
 @pytest.fixture
 def local(monkeypatch):
     """Makes federations whose processes know the tests, and ends all of them."""
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([IMPORTS, os.environ.get("PYTHONPATH", "")])
     monkeypatch.setenv("PYTHONPATH", path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     made = []

@@ -21,8 +21,9 @@ from pathlib import Path
 
 import torch
 
-from tests.deploy.processes import FEDERATION, ROOT, small_app
+from tests.deploy.processes import FEDERATION, small_app
 from tests.deploy.proxies import FaultySocket, RecordingProxy
+from tests.repository import ROOT
 from udpfl import Ledger
 from udpfl.algorithms import ClientMessage
 from udpfl.deploy.local import LocalFederation, _short

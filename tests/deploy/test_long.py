@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 
 import udpfl
 from tests.deploy.one_process import weights
-from tests.deploy.processes import ROOT, local, needs_flower, small_app
+from tests.deploy.processes import local, needs_flower, small_app
 from tests.deploy.soak import EVERY, KILLS, soak
+from tests.repository import IMPORTS
 from udpfl.cli.app import app as cli
 from udpfl.deploy.local import LocalFederation, command
 from udpfl.deploy.starting import part_sizes, write_app
@@ -97,7 +98,7 @@ def test_the_app_runs_in_flowers_simulation(tmp_path, monkeypatch):
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": IMPORTS,
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
     }
     words = [
@@ -119,7 +120,7 @@ def test_the_app_runs_in_flowers_simulation(tmp_path, monkeypatch):
 
 
 def test_a_soak_of_a_hundred_faults(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", IMPORTS)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     found = soak(tmp_path, 104, 3600)
     assert sum(found.done.values()) >= 100
@@ -129,7 +130,7 @@ def test_a_soak_of_a_hundred_faults(tmp_path, monkeypatch):
 
 
 def test_a_reply_of_two_gigabytes_is_ignored(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", IMPORTS)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     found = soak(tmp_path, 2, 1200, names=("2 GB",))
     assert found.done["2 GB"] == 2

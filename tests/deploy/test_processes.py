@@ -9,8 +9,9 @@ import pytest
 
 import udpfl
 from tests.deploy.one_process import in_one_process, seeded, weights
-from tests.deploy.processes import FEDERATION, ROOT, local, needs_flower, small_app
+from tests.deploy.processes import FEDERATION, local, needs_flower, small_app
 from tests.deploy.soak import soak
+from tests.repository import IMPORTS
 from tests.site.samples import everything_in, settings
 from udpfl import Ledger
 from udpfl.deploy.keys import make_keys
@@ -113,7 +114,7 @@ def test_a_server_that_is_not_the_right_one_is_refused(tmp_path, local, hosts, d
 
 
 def test_a_few_faults_in_a_row(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", IMPORTS)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     names = ("kill node", "kill service", "cut network", "nan", "garbage")
     found = soak(tmp_path, 5, 600, names, at_once=3)

@@ -464,9 +464,13 @@ def ten_releases():
     return Repeated(PoissonSampled(0.5, release), 10)
 
 
-def test_processes_take_turns(tmp_path):
+def test_processes_take_turns(tmp_path, monkeypatch):
     gate(tmp_path).close()
-    answers = []
+    answers, waits, lock = [], threading.Event(), fcntl.flock
+
+    def noted(file, how):
+        waits.set()
+        lock(file, how)
 
     def ask():
         own = gate(tmp_path)
@@ -475,9 +479,11 @@ def test_processes_take_turns(tmp_path):
 
     with (tmp_path / "state-0" / ".lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)  # as another process that answers
+        monkeypatch.setattr(fcntl, "flock", noted)
         thread = threading.Thread(target=ask)
         thread.start()
-        thread.join(1.0)
+        assert waits.wait(60)
+        thread.join(0.5)
         assert answers == []
     thread.join(60)
     message_of(answers[0])

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from tests.repository import ROOT
+from tests.repository import IMPORTS
 from tests.site.samples import policy, request
 from udpfl import InvalidInput, Ledger
 from udpfl.site import Policy, service
@@ -34,7 +34,7 @@ def serving(tmp_path):
     path, started = short / "s", []
 
     def start():
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "PYTHONPATH": IMPORTS, "OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(
             [sys.executable, "-m", "udpfl", "site", "serve", str(file), "--socket", str(path)],
             stderr=subprocess.PIPE, text=True, env=environment,
