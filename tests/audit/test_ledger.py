@@ -33,6 +33,7 @@ from udpfl import (
 )
 from udpfl.audit.ledger import audit_ledger
 from udpfl.cli.audit import audit as audit_app
+from udpfl.errors import LedgerError
 from udpfl.ledger._balances import Balances
 from udpfl.ledger.charges import Charge
 from udpfl.ledger.ledger import Ledger
@@ -262,6 +263,23 @@ def test_states_that_are_stored_in_place_of_messages_are_looked_at(path, edit, p
     found = audit_ledger(path)
     assert found.sound == (edit is None)
     assert all(problem in sentence for sentence in found.problems), found.problems
+
+
+def test_a_stored_state_that_is_gone_is_a_problem(path):
+    with Ledger(path) as ledger:
+        begin(ledger)
+        alice = ledger.account("ann", "a")
+        unsent = Charge(alice, "run", 1, (GAUSSIAN,), None)
+        ledger.commit([unsent], progress=Progress(1, b"state"))
+    with raw(path) as db:
+        db.execute("CREATE TABLE other AS SELECT run, round, NULL AS state, digest FROM progress")
+        db.execute("DROP TABLE progress")
+        db.execute("ALTER TABLE other RENAME TO progress")
+    with Ledger(path, read_only=True) as ledger:
+        assert any("is damaged" in problem for problem in ledger.verify())
+        with pytest.raises(LedgerError, match="damaged"):
+            ledger.progress("run")
+    assert any("not the one that was stored" in own for own in audit_ledger(path).problems)
 
 
 COPY = (

@@ -261,7 +261,8 @@ def test_out_and_resume(capsys, config, tmp_path):
     for folder in ("full", "nowhere", "small.toml"):
         code, _, err = command(capsys, "run", "--resume", folder)
         assert code == 2
-        assert f"--resume: '{folder}' is not a run folder" in err
+        what = "does not exist" if folder == "nowhere" else "is not a run folder"
+        assert f"--resume: '{folder}' {what}" in err
     code, _, err = command(capsys, "run", config, "--resume", "full")
     assert code == 2
     assert "--resume" in err

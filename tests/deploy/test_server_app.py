@@ -24,7 +24,7 @@ def test_a_resumed_run_counts_its_own_rounds(tmp_path, caplog):
     assert rounds_of(later, tmp_path / "run") == 2
     RoundLog(2).on_round({"round": 1, "participants": 3, "seconds": 0.1})
     assert "round 1 of 2: 3 answers" in caplog.text
-    with pytest.raises(InvalidInput, match="is not a run folder"):
+    with pytest.raises(InvalidInput, match="does not exist"):
         rounds_of(later, tmp_path / "nowhere")
 
 

@@ -80,3 +80,24 @@ def test_a_row_of_another_call_is_refused(rows):
     pool.note(OTHER, OTHER_Y)
     with pytest.raises(InvalidInput, match="records: must lie between 0 and 2"):
         pool.places(X, Y, [torch.tensor(rows)])
+
+
+def test_zeros_of_two_signs_are_other_records():
+    pool, targets = RecordPool(), torch.zeros(2)
+    one, other = torch.zeros(2, 3), -torch.zeros(2, 3)
+    pool.note(one, targets)
+    pool.note(other, targets)
+    assert len(pool.joined(one, targets)[0]) == 4
+    (place,) = pool.places(other, targets, [torch.tensor([0])])
+    assert place.tolist() == [2]
+
+
+def test_rows_are_held_against_the_records_that_they_are_of():
+    """Also those that were seen with other records."""
+    pool, rows = RecordPool(), torch.tensor([7])
+    known = [(torch.zeros(9, 3), torch.zeros(9)), (torch.zeros(3, 2), torch.zeros(3))]
+    for own in known:
+        pool.note(*own)
+    assert pool.places(*known[0], [rows])[0].tolist() == [7]
+    with pytest.raises(InvalidInput, match="between 0 and 2"):
+        pool.places(*known[1], [rows])

@@ -172,3 +172,11 @@ def test_who_is_known_to_be_a_function_of_its_arguments():
     assert is_replayable(Server(ServerStep()))
     assert not is_replayable(Client(ServerStep()))
     assert not is_replayable(Pull(ServerStep()))
+
+
+def test_an_object_with_a_client_step_of_its_own_is_no_built_in_method():
+    """It may keep what it sees, and look at what lies beside it in memory."""
+    method = FedAvg(ServerStep())
+    assert is_replayable(method)
+    method.client_step = lambda received, state, train: ({}, state)
+    assert not is_replayable(method)

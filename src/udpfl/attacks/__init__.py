@@ -108,9 +108,7 @@ def attack_class(name: str) -> type[Attack]:
         'membership'
     """
     if name not in BUILT_IN:
-        raise InvalidInput(
-            "attack", f"there is no {name!r}; the attacks are: {', '.join(BUILT_IN)}"
-        )
+        raise InvalidInput("NAME", f"there is no {name!r}; the attacks are: {', '.join(BUILT_IN)}")
     module, _, attribute = BUILT_IN[name].place.partition(":")
     found: type[Attack] = getattr(import_module(f"udpfl.attacks.{module}"), attribute)
     return found

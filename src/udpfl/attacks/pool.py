@@ -36,12 +36,13 @@ class Pool:
         """So many records at most, half of them members, drawn by the seed."""
         target.require_single_records("membership inference")
         target.require_classes("membership inference")
-        half = min(records // 2, len(target.members), len(target.nonmembers))
+        members, others = len(target.members), len(target.nonmembers)
+        half = min(records // 2, members, others)
         if half < _FEWEST:
             raise InvalidInput(
-                "records",
-                f"a membership attack needs {_FEWEST} members and as many held-out records, and "
-                f"here are {half} of each",
+                "set records",
+                f"a membership attack needs {_FEWEST} members and as many held-out records: "
+                f"records is {records}, and the run has {members} members and {others} others",
             )
         rng = np.random.default_rng([*b"membership", seed])
         train_rows = np.sort(rng.permutation(target.members)[:half])

@@ -17,6 +17,7 @@ from udpfl.algorithms import ClientMessage
 from udpfl.attacks.base import Attacked
 from udpfl.config import Config
 from udpfl.config import load as load_config
+from udpfl.config.reading import OWN
 from udpfl.data.records import Indices, record_digests
 from udpfl.engine import Loss
 from udpfl.errors import InvalidInput, Unsupported
@@ -80,6 +81,12 @@ class Target:
                 "records that are known. Attack a simulation of it"
             )
         config = trained.config
+        if data is None and config.data.name == OWN:
+            raise InvalidInput(
+                "data.name",
+                "the records of this run were given in Python. Attack it there, with the same: "
+                "udpfl.attacks.build(NAME).run(udpfl.attacks.Target.open(RUN, data=...))",
+            )
         if data_dir is not None:
             config = load_config(config, {"data": {"dir": str(data_dir)}})
         setup = Setup.of(config, data=data, model=copy.deepcopy(model), loss=loss)

@@ -309,7 +309,7 @@ def _stored_states(rows: Rows, db: sqlite3.Connection) -> Iterator[str]:
         name = f"the stored state of run {run} after round {turn}"
         if (run, turn) not in paid:
             yield f"{name} was not charged"
-        if hashlib.sha256(state).hexdigest() != digest:
+        if state is None or hashlib.sha256(state).hexdigest() != digest:
             yield f"{name} is not the one that was stored"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
@@ -16,6 +16,8 @@ from udpfl.cli._stages import ShowProgress, stages
 from udpfl.errors import InvalidInput, UdpflError, Unsupported
 
 if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
     from udpfl.attacks import AttackResult, Target
 
 ALL = "all"
@@ -27,7 +29,8 @@ def attack(
         str,
         typer.Argument(
             metavar="NAME|all|list",
-            help="The attack; 'list' lists them, 'all' runs every one that fits the run.",
+            help="The attack; 'list' lists them, 'list NAME' one of them with its options, 'all' "
+            "runs every one that fits the run.",
             autocompletion=lambda incomplete: one_of([*BUILT_IN, ALL, LIST])(incomplete),
         ),
     ],
@@ -59,7 +62,7 @@ def attack(
         bool,
         typer.Option(
             help="Add the result and its page to the run folder, in attacks/, for `udpfl report`. "
-            "Nothing else in the folder changes."
+            "Nothing else in the folder changes. Shadow models are kept there either way."
         ),
     ] = True,
     progress: ShowProgress = None,
@@ -78,7 +81,7 @@ def attack(
     udpfl attack all runs/first --shadows 8 --json
     """
     if name == LIST:
-        _list(json_)
+        _list(json_, only=None if run is None else str(run))
         return
     if run is None:
         raise InvalidInput("run", "an attack needs the folder of a finished run")
@@ -86,6 +89,8 @@ def attack(
     names = list(BUILT_IN) if name == ALL else [name]
     given = options_of(set_ or ())
     if shadows is not None:
+        if "shadows" in given:
+            raise InvalidInput("shadows", "is given twice: leave --set shadows out")
         given["shadows"] = shadows
     from udpfl.attacks import Target, attack_class, build
 
@@ -127,15 +132,15 @@ def options_of(assignments: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _list(json_: bool) -> None:
-    """Every attack: what it does, what it needs, where it comes from, its options."""
+def _list(json_: bool, only: str | None) -> None:
+    """Every attack, or one: what it does, what it needs, where it comes from, its options."""
     from udpfl.attacks import attack_class
 
     rows: list[dict[str, Any]] = []
-    for name in BUILT_IN:
+    for name in BUILT_IN if only is None else [only]:
         kind = attack_class(name)
         options = {
-            key: {"default": field.default, "meaning": field.description}
+            key: {"default": field.default, "meaning": field.description, **_choices(field)}
             for key, field in kind.options_type.model_fields.items()
         }
         rows.append(
@@ -152,7 +157,14 @@ def _list(json_: bool) -> None:
         typer.echo(f"  needs: {row['needs']}")
         typer.echo(f"  paper: {row['paper']}")
         for key, about in row["options"].items():
-            typer.echo(f"  --set {key}={json.dumps(about['default'])}: {about['meaning']}")
+            choices = f" One of {', '.join(about['choices'])}." if "choices" in about else ""
+            typer.echo(f"  --set {key}={json.dumps(about['default'])}: {about['meaning']}{choices}")
+
+
+def _choices(field: FieldInfo) -> dict[str, list[str]]:
+    """The values that an option may have, where they are few."""
+    is_choice = get_origin(field.annotation) is Literal
+    return {"choices": [str(own) for own in get_args(field.annotation)]} if is_choice else {}
 
 
 def _say(found: Sequence[AttackResult], json_: bool, *, single: bool) -> None:
@@ -180,8 +192,9 @@ def _save(target: Target, found: Sequence[AttackResult]) -> None:
     try:
         for own in found:
             path = write_attack(target.folder, own.to_dict())
-            write_attack_page(AttackRecord.read(path))
-            typer.echo(f"kept in {path}", err=True)
+            record = AttackRecord.read(path)
+            write_attack_page(record)
+            typer.echo(f"kept in {path}, its page is {record.page.name} beside it", err=True)
     except UdpflError as problem:
         typer.echo(f"note: the result was not kept: {problem}", err=True)
         return

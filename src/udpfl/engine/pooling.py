@@ -40,7 +40,7 @@ class RecordPool:
         self._known: dict[tuple[int, int], _Place] = {}
         self._parts: dict[tuple[object, ...], list[tuple[Tensor, Tensor]]] = {}
         self._joined: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}
-        self._rows: dict[tuple[int, int], Tensor] = {}
+        self._rows: dict[tuple[int, int, int], Tensor] = {}
         self._alive: list[Tensor] = []  # so that no other tensor gets the identity of a known one
 
     def note(self, inputs: Tensor, targets: Tensor) -> None:
@@ -81,14 +81,20 @@ class RecordPool:
         return [self._moved(own, start, len(inputs)) for own in rows]
 
     def _moved(self, rows: Tensor, start: int, size: int) -> Tensor:
-        if (id(rows), start) not in self._rows:
+        known = id(rows), start, size
+        if known not in self._rows:
             moved = rows.long() + start
             if len(rows) and not start <= int(moved.min()) <= int(moved.max()) < start + size:
                 raise InvalidInput("records", f"must lie between 0 and {size - 1}")
-            self._rows[id(rows), start] = moved
+            self._rows[known] = moved
             self._alive.append(rows)
-        return self._rows[id(rows), start]
+        return self._rows[known]
 
 
 def _are_same(one: Tensor, other: Tensor) -> bool:
-    return one is other or torch.equal(one, other)
+    """To the last bit: zeros of two signs are equal numbers, and not the same records."""
+    if one is other:
+        return True
+    if one.shape != other.shape or one.dtype != other.dtype or one.device != other.device:
+        return False
+    return torch.equal(*(own.contiguous().view(-1).view(torch.uint8) for own in (one, other)))

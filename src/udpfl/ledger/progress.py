@@ -56,7 +56,7 @@ class ProgressTable:
         if not rows:
             return None
         round_, state, digest = rows[0]
-        if sha256(state).hexdigest() != digest:
+        if state is None or sha256(state).hexdigest() != digest:
             raise LedgerError(f"{_named(run, round_)} is damaged")
         return Progress(int(round_), state)
 
@@ -71,7 +71,7 @@ class ProgressTable:
         for run, round_, state, digest in self._file.each(
             "SELECT run, round, CAST(state AS BLOB), digest FROM progress"
         ):
-            if sha256(state).hexdigest() != digest:
+            if state is None or sha256(state).hexdigest() != digest:
                 yield f"{_named(run, round_)} is damaged"
 
     def _is_there(self) -> bool:

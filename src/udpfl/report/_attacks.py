@@ -22,15 +22,22 @@ def attacks(run: RunRecord) -> str:
         for own in shown
     )
     table = (
-        '<table><thead><tr><th scope="col">attack</th><th scope="col">on</th>'
+        '<table><thead><tr><th scope="col">attack</th><th scope="col">kind</th>'
         '<th scope="col">what came of it</th><th scope="col">day</th></tr></thead>'
         f"<tbody>{rows}</tbody></table>"
     )
     return (
         '<section aria-labelledby="attacks"><h2 id="attacks">Attacks</h2><p>What attackers found. '
-        "A weak result proves nothing about a better attacker; what ε states holds against all of "
-        f"them.</p>{scrolling(table, 'attacks on this run')}</section>"
+        f"A weak result proves nothing about a better attacker; {_LIMITS[run.statement.kind]}.</p>"
+        f"{scrolling(table, 'attacks on this run')}</section>"
     )
+
+
+_LIMITS = {
+    "guarantee": "what ε states holds against all of them",
+    "nominal": "the nominal ε of this run is no guarantee against any",
+    "none": "this run states nothing that would hold against one",
+}
 
 
 def _other(run: RunRecord, own: AttackRecord) -> str:

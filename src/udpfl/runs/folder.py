@@ -92,7 +92,8 @@ class RunFolder:
         """A folder that a run has begun; `parameter` is what a refusal is about."""
         folder = cls(path)
         if not folder.config.is_file() or not has_begun(path):
-            raise InvalidInput(parameter, f"{str(path)!r} is not a run folder")
+            what = "is not a run folder" if path.exists() else "does not exist"
+            raise InvalidInput(parameter, f"{str(path)!r} {what}")
         read_identity(path, parameter)  # refuses the folder of a newer version
         return folder
 

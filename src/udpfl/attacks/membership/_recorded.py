@@ -53,9 +53,9 @@ def rounds_seen(target: Target) -> list[int]:
         rounds.append(len(rounds) + 1)
     if not rounds:
         raise InvalidInput(
-            "record",
-            "the run did not record the updates of its first round: run it with record_updates = "
-            "[1], or leave --set record=recorded out",
+            "set record",
+            "the run did not record the updates of its first round: train a new one with "
+            "record_updates = [1], or leave --set record=recorded out",
         )
     is_plain = not (config.training.stages or config.privacy.clip_quantile)
     return rounds if is_plain else rounds[:1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from udpfl.accounting.statement import shown
 from udpfl.attacks.base import Attack, Attacked, AttackResult, Curve, Figure
 from udpfl.attacks.membership.statistics import AUC, LOW_RATES, Cap, Scores, figures, name_at
 
+_FINDS = "finds {{}} of the members in {} where it wrongly accuses 1 % of the others"
 ONE_TRAINING = (
     "Intervals treat records as if each was scored by itself; here all scores come from one model, "
     "so they say how well this model is attacked, not every model that such a run may give."
@@ -30,6 +31,7 @@ def result_of(
     more: Sequence[Figure] = (),
     curves: Sequence[Curve] = (),
     cap: Cap | None = None,
+    said: str | None = None,
 ) -> AttackResult:
     """What a membership attack came to.
 
@@ -43,9 +45,12 @@ def result_of(
         more: Further figures.
         curves: Further lines to draw.
         cap: The most that is allowed; by the statement of the whole run if left out.
+        said: What it finds, with a place for the share, where its records are no members.
     """
+    said = said or _FINDS.format(attacked.view)
     cap = cap or Cap.of(privacy)
     found = (*figures(scores, cap, attack.seed), *more)
+    notes = (*notes, *_remarks(found, scores))
     exceeded = any(own.exceeds for own in found)
     options: dict[str, Any] = attack.options.model_dump(mode="json")
     chance = (
@@ -59,19 +64,19 @@ def result_of(
         privacy,
         found,
         chance,
-        verdict(attack.name, attacked, found, privacy, cap, exceeded),
+        verdict(attack.name, said, found, privacy, cap, exceeded),
         exceeded,
         options,
         attack.seed,
         round(seconds, 3),
-        tuple(notes),
+        notes,
         (scores.curve(attack.name, cap), *curves),
     )
 
 
 def verdict(
     name: str,
-    attacked: Attacked,
+    said: str,
     found: Sequence[Figure],
     privacy: PrivacyStatement,
     cap: Cap | None,
@@ -80,12 +85,14 @@ def verdict(
     """One sentence in plain words."""
     rate = next(own for own in found if own.name == name_at(LOW_RATES[0]))
     area = next(own for own in found if own.name == AUC)
-    told = (
-        f"{name} finds {100 * rate.value:.3g} % of the members in {attacked.view} where it wrongly "
-        f"accuses 1 % of the others (AUC {area.value:.3f})"
-    )
+    told = f"{name} {said.format(f'{100 * rate.value:.3g} %')} (AUC {area.value:.3f})"
+    learns = area.low is not None and area.low > 0.5
     if cap is None:
-        return f"{told}; the run claims no privacy, so nothing limits what an attack may find."
+        chance = "more than chance" if learns else "not surely more than chance"
+        return (
+            f"{told}: {chance}; the run claims no privacy, so nothing limits what an attack may "
+            "find."
+        )
     allowed = f"ε ≤ {shown(cap.epsilon)} at δ = {cap.delta:.3g}"
     if exceeded:
         worst = next(own for own in found if own.exceeds)
@@ -99,10 +106,27 @@ def verdict(
             f"{worst.cap:.3g}). The noise or its accounting is wrong; `udpfl audit run` looks "
             "closer."
         )
-    learns = area.low is not None and area.low > 0.5
     what = "more than chance, and no more than" if learns else "not surely more than chance;"
     end = "allows" if learns else "would allow more"
-    return f"{told}: {what} the claim {allowed} {end}."
+    claim = "the nominal" if privacy.kind == "nominal" else "the claim"
+    return f"{told}: {what} {claim} {allowed} {end}."
+
+
+def _remarks(found: Sequence[Figure], scores: Scores) -> Iterator[str]:
+    """What is to be known of rates that few records cannot show, and of caps."""
+    few = [rate for rate in LOW_RATES if rate * scores.others < 1]
+    if few:
+        which = " and ".join(f"{100 * rate:g} %" for rate in few)
+        yield (
+            f"With {scores.others:,} on the other side there is no false positive rate of {which} "
+            "but 0: that is where the true one stands."
+        )
+    if any(own.cap is not None and own.value > own.cap and not own.exceeds for own in found):
+        yield (
+            "A figure above its cap exceeds it only where chance does not explain that: where the "
+            "lower end of its interval lies above the cap at the upper end of the interval of the "
+            "false positive rate."
+        )
 
 
 def left_out_figures(each: Sequence[Scores]) -> tuple[Figure, ...]:

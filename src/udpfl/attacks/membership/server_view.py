@@ -109,6 +109,10 @@ class ServerView(Attack):
             target.privacy,
             scores,
             seconds=time.perf_counter() - began,
+            said=(
+                "tells that the worst record was there in {} of the releases with it, where it "
+                "wrongly says so of 1 % of those without"
+            ),
             notes=(
                 "Every repetition is independent, so the intervals are those of the mechanism, "
                 "whatever the model.",
