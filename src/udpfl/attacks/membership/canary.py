@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import copy
 import time
-from typing import Literal
 
 import numpy as np
 import torch
@@ -23,6 +22,7 @@ from torch.func import functional_call
 
 from udpfl.attacks.base import Attack, AttackResult, Progress, silent
 from udpfl.attacks.membership._evidence import Evidence, shifted
+from udpfl.attacks.membership._options import ModeOptions
 from udpfl.attacks.membership._signals import logits
 from udpfl.attacks.membership._verdict import ONE_TRAINING, result_of
 from udpfl.attacks.membership.lira import FIVE_PERCENT, offline_scores, online_scores
@@ -30,7 +30,7 @@ from udpfl.attacks.membership.statistics import Scores
 from udpfl.attacks.pool import Pool
 from udpfl.attacks.shadows import ShadowModels, shadow_models
 from udpfl.attacks.target import Target
-from udpfl.config.section import Count, Positive, Section
+from udpfl.config.section import Count, Positive
 from udpfl.errors import InvalidInput
 
 _HIGH, _LOW = 10.0, 0.0
@@ -40,17 +40,9 @@ _MOST_SHIFT = 4
 """Pixels."""
 
 
-class CanaryOptions(Section):
+class CanaryOptions(ModeOptions):
     """Settings of the attack."""
 
-    shadows: Count = Field(default=16, description="Shadow models, an even number of at least 4.")
-    records: Count = Field(
-        default=2000, description="Records that are attacked at most, half of them members."
-    )
-    mode: Literal["online", "offline"] = Field(
-        default="online",
-        description="Whether shadows with the record are used, or only those without it.",
-    )
     queries: Count = Field(default=4, description="Queries that are made for each record.")
     steps: Count = Field(default=30, description="Of gradient descent.")
     learning_rate: Positive = Field(default=0.05, description="Of AdamW.")

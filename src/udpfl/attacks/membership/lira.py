@@ -20,12 +20,12 @@ from pydantic import Field
 
 from udpfl.attacks.base import Attack, AttackResult, Figure, Progress, silent
 from udpfl.attacks.membership._evidence import Evidence, gather
+from udpfl.attacks.membership._options import ModeOptions
 from udpfl.attacks.membership._verdict import ONE_TRAINING, left_out_figures, result_of
 from udpfl.attacks.membership.statistics import Bools, Scores
 from udpfl.attacks.pool import Pool
 from udpfl.attacks.shadows import shadow_models
 from udpfl.attacks.target import Target
-from udpfl.config.section import Count, Section
 from udpfl.errors import InvalidInput
 from udpfl.mechanisms.arrays import Floats
 
@@ -35,17 +35,9 @@ FIVE_PERCENT = 1.6448536269514722
 """Standard deviations above which a normal lies with 5 %: the offline attack's own threshold."""
 
 
-class LiraOptions(Section):
+class LiraOptions(ModeOptions):
     """Settings of LiRA."""
 
-    shadows: Count = Field(default=16, description="Shadow models, an even number of at least 4.")
-    records: Count = Field(
-        default=2000, description="Records that are attacked at most, half of them members."
-    )
-    mode: Literal["online", "offline"] = Field(
-        default="online",
-        description="Whether shadows with the record are used, or only those without it.",
-    )
     queries: Literal[1, 2, 18] = Field(
         default=1,
         description="For images: the image, with its mirror image, or both at nine shifts.",

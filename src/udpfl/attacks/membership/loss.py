@@ -9,23 +9,14 @@ from __future__ import annotations
 import time
 
 import numpy as np
-from pydantic import Field
 
 from udpfl.attacks.base import Attack, AttackResult, Progress, silent
+from udpfl.attacks.membership._options import RecordOptions
 from udpfl.attacks.membership._signals import cross_entropies
 from udpfl.attacks.membership._verdict import ONE_TRAINING, result_of
 from udpfl.attacks.membership.statistics import Scores
 from udpfl.attacks.pool import Pool
 from udpfl.attacks.target import Target
-from udpfl.config.section import Count, Section
-
-
-class LossOptions(Section):
-    """Settings of the loss attack."""
-
-    records: Count = Field(
-        default=2000, description="Records that are attacked at most, half of them members."
-    )
 
 
 class LossThreshold(Attack):
@@ -36,11 +27,11 @@ class LossThreshold(Attack):
     what = "flags records on which the final model has a small loss; needs no shadow models"
     needs = "the final model, the record and its label"
     paper = "Yeom et al., Privacy Risk in Machine Learning, 2018"
-    options_type = LossOptions
+    options_type = RecordOptions
 
     def run(self, target: Target, progress: Progress = silent) -> AttackResult:
         began = time.perf_counter()
-        assert isinstance(self.options, LossOptions)
+        assert isinstance(self.options, RecordOptions)
         pool = Pool.of(target, self.options.records, self.seed)
         progress("computing losses", 0, 1)
         losses = cross_entropies(target, target.parameters, pool.inputs, pool.targets)

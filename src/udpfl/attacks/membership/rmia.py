@@ -20,12 +20,13 @@ from pydantic import Field
 
 from udpfl.attacks.base import Attack, AttackResult, Progress, silent
 from udpfl.attacks.membership._evidence import Evidence, gather
+from udpfl.attacks.membership._options import ModeOptions
 from udpfl.attacks.membership._verdict import ONE_TRAINING, left_out_figures, result_of
 from udpfl.attacks.membership.statistics import Bools, Scores
 from udpfl.attacks.pool import Pool
 from udpfl.attacks.shadows import shadow_models
 from udpfl.attacks.target import Target
-from udpfl.config.section import Count, Positive, Section
+from udpfl.config.section import Count, Positive
 from udpfl.mechanisms.arrays import Floats
 
 _GRID = tuple(step / 10 for step in range(11))
@@ -33,17 +34,10 @@ _LEAST = 1e-30
 """A probability, so that a ratio of two exists."""
 
 
-class RmiaOptions(Section):
+class RmiaOptions(ModeOptions):
     """Settings of RMIA."""
 
     shadows: Count = Field(default=4, description="Shadow models, an even number: 2 are enough.")
-    records: Count = Field(
-        default=2000, description="Records that are attacked at most, half of them members."
-    )
-    mode: Literal["online", "offline"] = Field(
-        default="online",
-        description="Whether shadows with the record are used, or only those without it.",
-    )
     a: float | None = Field(
         default=None,
         ge=0,

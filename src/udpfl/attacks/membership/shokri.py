@@ -20,25 +20,23 @@ from torch import Tensor, nn
 
 from udpfl.attacks.base import Attack, AttackResult, Progress, silent
 from udpfl.attacks.membership._evidence import Evidence, gather
+from udpfl.attacks.membership._options import ShadowOptions
 from udpfl.attacks.membership._signals import log_sum_exp
 from udpfl.attacks.membership._verdict import ONE_TRAINING, result_of
 from udpfl.attacks.membership.statistics import Scores
 from udpfl.attacks.pool import Pool
 from udpfl.attacks.shadows import shadow_models
 from udpfl.attacks.target import Target
-from udpfl.config.section import Count, Positive, Section
+from udpfl.config.section import Count, Positive
 from udpfl.mechanisms.arrays import Floats
 
 _BATCH = 64
 
 
-class ShokriOptions(Section):
+class ShokriOptions(ShadowOptions):
     """Settings of the attack."""
 
     shadows: Count = Field(default=16, description="Shadow models, an even number.")
-    records: Count = Field(
-        default=2000, description="Records that are attacked at most, half of them members."
-    )
     hidden: Count = Field(default=64, description="Units of the networks that are learned.")
     epochs: Count = Field(default=30, description="Passes over the examples.")
     learning_rate: Positive = Field(default=1e-3, description="Of Adam.")
