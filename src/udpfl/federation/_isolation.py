@@ -56,11 +56,10 @@ class Shown:
         return self._steps.clone()
 
 
-class Observed(Protocol):
-    """A training that was watched."""
+class TrainingTerms(Protocol):
+    """What a method may know of a training beside what it computes."""
 
     clients: tuple[str, ...]
-    returned: list[Call]
 
     @property
     def round(self) -> int: ...
@@ -70,6 +69,12 @@ class Observed(Protocol):
 
     @property
     def steps(self) -> Tensor: ...
+
+
+class Observed(TrainingTerms, Protocol):
+    """A training that was watched."""
+
+    returned: list[Call]
 
     def origin(
         self, start: Tensor, correct: Correct | None, state: Mapping[str, Tensor]

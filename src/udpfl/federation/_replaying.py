@@ -18,7 +18,7 @@ from udpfl.algorithms import BUILT_IN, Algorithm, Tensors
 from udpfl.engine import Correct, Trained
 from udpfl.engine.merging import Call
 from udpfl.errors import Unsupported
-from udpfl.federation._isolation import Shown, are_equal, are_same, copied
+from udpfl.federation._isolation import Shown, TrainingTerms, are_equal, are_same, copied
 
 
 class Unanswered(BaseException):
@@ -40,19 +40,8 @@ class Answer(NamedTuple):
     parameters: Tensor
 
 
-class InCalls(Protocol):
+class InCalls(TrainingTerms, Protocol):
     """A training whose calls of the engine somebody else answers."""
-
-    clients: tuple[str, ...]
-
-    @property
-    def round(self) -> int: ...
-
-    @property
-    def learning_rates(self) -> Tensor: ...
-
-    @property
-    def steps(self) -> Tensor: ...
 
     def in_calls(
         self, start: Tensor, correct: Correct | None, state: Mapping[str, Tensor]
