@@ -289,6 +289,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--precision", nargs="+", default=[], help="those that exist, if left out")
     parser.add_argument("--only", default="", help="work with this in its name")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--revision", default="", help="of the code, where git cannot say it")
     parser.add_argument("--quick", action="store_true", help="toys, to see that it works")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -307,7 +308,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     options = arguments()
     report = known(options.out, options.quick)
-    report |= {"quick": options.quick, "revision": revision()}
+    report |= {"quick": options.quick, "revision": options.revision or revision()}
     machine = described(torch.get_num_threads())
     report.setdefault("machine", machine)
     report.setdefault("rounds", options.rounds)
