@@ -36,7 +36,7 @@ from udpfl.attacks.pool import Pool
 from udpfl.attacks.target import Target
 from udpfl.config import Config, load
 from udpfl.data import DataSet
-from udpfl.data.records import Indices, Records, fingerprint_of
+from udpfl.data.records import Indices, KnownDigests, Records, fingerprint_of
 from udpfl.engine import Loss
 from udpfl.errors import InvalidInput, Unsupported
 from udpfl.federation import Resumed, run, run_together
@@ -177,7 +177,8 @@ def shadow_models(
     slots = deal_slots(target, pool)
     keep = keep_matrix(pairs, slots.tolist(), seed)
     data = _records_of(target, pool, slots)
-    wanted = [_shadow(target, pool, data, row) for row in keep]
+    digests = KnownDigests(data.train)
+    wanted = [_shadow(target, pool, data, row, digests) for row in keep]
     setup = target.setup
 
     def told(done: int) -> None:
@@ -256,7 +257,7 @@ def deal_slots(target: Target, pool: Pool) -> Indices:
     return slots
 
 
-def _shadow(target: Target, pool: Pool, data: DataSet, row: Bools) -> Shadow:
+def _shadow(target: Target, pool: Pool, data: DataSet, row: Bools, digests: KnownDigests) -> Shadow:
     """Settings and records of one shadow."""
     attacked = np.flatnonzero(row)
     rows = np.append(attacked, np.arange(len(pool), len(data.train)))  # others are in every shadow
@@ -264,7 +265,8 @@ def _shadow(target: Target, pool: Pool, data: DataSet, row: Bools) -> Shadow:
     about = {
         "format": _FORMAT,
         "records": [
-            fingerprint_of([(data.train, rows[clients == own])]) for own in np.unique(clients)
+            fingerprint_of([(data.train, rows[clients == own])], digests)
+            for own in np.unique(clients)
         ],
         "start": hashlib.sha256(target.setup.start.cpu().numpy().tobytes()).hexdigest(),
         "settings": _settings(target, "").model_dump(mode="json"),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -96,10 +97,36 @@ def record_digests(records: Records, rows: ArrayLike) -> Iterator[bytes]:
         yield blake2b(records.inputs[i].tobytes() + records.targets[i].tobytes()).digest()
 
 
-def fingerprint_of(parts: Sequence[tuple[Records, ArrayLike]]) -> str:
+Digests = Callable[[Records, ArrayLike], Iterable[bytes]]
+"""What names each of some records: `record_digests`, or what remembers it."""
+
+
+@dataclass(frozen=True, eq=False)
+class KnownDigests:
+    """The digests of records that are asked for again and again, computed once.
+
+    Only for as long as nobody can change the records: within one call.
+    """
+
+    records: Records
+
+    @cached_property
+    def _all(self) -> list[bytes]:
+        return list(record_digests(self.records, np.arange(len(self.records))))
+
+    def __call__(self, records: Records, rows: ArrayLike) -> Iterable[bytes]:
+        """Those of these rows; of any other records they are computed."""
+        if records is not self.records:
+            return record_digests(records, rows)
+        return (self._all[i] for i in np.asarray(rows, dtype=np.int64))
+
+
+def fingerprint_of(
+    parts: Sequence[tuple[Records, ArrayLike]], digests_of: Digests = record_digests
+) -> str:
     """32 hexadecimal digits that name these records of all parts together, in any order."""
     chosen = [records.single_rows(rows) for records, rows in parts]
-    digests = sorted(own for records, rows in chosen for own in record_digests(records, rows))
+    digests = sorted(own for records, rows in chosen for own in digests_of(records, rows))
     first = chosen[0][0]
     whole = blake2b(digest_size=16)
     for array in (first.inputs, first.targets):

@@ -69,9 +69,9 @@ def _add_rounded(noise, sums, noisy, laws, columns, width, BLOCK: tl.constexpr):
 
 @triton.jit
 def _put(noise, sums, noisy, grid, place, inside):
-    """Noise in units of the grid plus a sum, rounded to a whole number of units."""
+    """Noise in units of the grid, a power of two, plus a sum, rounded to whole units."""
     total = tl.load(sums + place, mask=inside, other=0.0).to(tl.float64)
-    tl.store(noisy + place, tl.floor(noise + total / grid + 0.5) * grid, mask=inside)
+    tl.store(noisy + place, tl.floor(noise + total * (1.0 / grid) + 0.5) * grid, mask=inside)
 
 
 def add_noise(kind: str, sums: Tensor, noisy: Tensor, keys: Tensor, laws: Tensor) -> None:
@@ -149,23 +149,17 @@ def _tabulated(sums, noisy, keys, laws, columns, draws, width, BLOCK: tl.constex
         cell = tl.where(above, cell + step, cell)
         step = step // 2
     own = cells + 5 * cell
-    slope, mass = tl.load(own + 3), (tl.load(own) - tail) / tl.load(own + 4)
-    bent = _log1p(tl.maximum(slope * mass, tl.zeros_like(mass) + (-1.0 + 1e-12)))
-    share = tl.where(slope == 0, mass, bent / tl.where(slope == 0, 1.0, slope))
-    share = tl.minimum(tl.maximum(share, 0.0), 1.0)
-    inside = tl.load(own + 1) + tl.load(own + 2) * share
-    beyond = edge - tl.log(tl.minimum(tail / last, 1.0)) / rate
-    size = scale * tl.where(tail < last, beyond, inside)
+    mass = (tl.load(own) - tail) / tl.load(own + 4)
+    # Inside the table a share of the cell, log(1 + slope mass) / slope; beyond it a logarithm, too.
+    # The error of `whole` shows in the difference to 1 as it does in the logarithm.
+    whole = 1.0 + tl.maximum(tl.load(own + 3) * mass, tl.zeros_like(mass) + (-1.0 + 1e-12))
+    gap, outside = whole - 1.0, tail < last
+    grown = tl.log(tl.where(outside, tl.minimum(tail * (1.0 / last), 1.0), whole))
+    share = mass * tl.where(gap == 0, 1.0, grown / tl.where(gap == 0, 1.0, gap))
+    inside = tl.load(own + 1) + tl.load(own + 2) * tl.minimum(tl.maximum(share, 0.0), 1.0)
+    size = scale * tl.where(outside, edge - grown * (1.0 / rate), inside)
     noise = tl.where(signed < 0, -size, size)
     _put(noise, sums, noisy, grid, lane * columns + place, place < columns)
-
-
-@triton.jit
-def _log1p(x):
-    """log(1 + x): the error of the sum shows in the difference to 1 as it does in the logarithm."""
-    whole = 1.0 + x
-    gap = whole - 1.0
-    return tl.where(gap == 0, x, tl.log(whole) * (x / tl.where(gap == 0, 1.0, gap)))
 
 
 KINDS = {

@@ -15,7 +15,7 @@ from udpfl.algorithms import Algorithm
 from udpfl.config import Config, DataConfig, load, read
 from udpfl.data import DataSet, partition, sizes_are_public, sources, split
 from udpfl.data.persons import PersonRecords
-from udpfl.data.records import Indices, fingerprint_of, record_digests
+from udpfl.data.records import Digests, Indices, fingerprint_of, record_digests
 from udpfl.errors import InvalidInput
 
 log = logging.getLogger(__name__)
@@ -163,7 +163,12 @@ def _named_by_column(config: Config, data: DataSet, parts: Sequence[Indices]) ->
     return None
 
 
-def fingerprint_clients(config: Config, data: DataSet, parts: Sequence[Indices]) -> list[str]:
+def fingerprint_clients(
+    config: Config,
+    data: DataSet,
+    parts: Sequence[Indices],
+    digests_of: Digests = record_digests,
+) -> list[str]:
     """What names the records of each client.
 
     All that it brought, whatever was held out for testing: another test split is not another set of
@@ -179,7 +184,9 @@ def fingerprint_clients(config: Config, data: DataSet, parts: Sequence[Indices])
         pairs = [(np.flatnonzero(own == n), np.flatnonzero(held_out == n)) for n in names]
     else:
         pairs = [(part, np.arange(0)) for part in parts]
-    return [fingerprint_of([(data.train, kept), (data.test, held)]) for kept, held in pairs]
+    return [
+        fingerprint_of([(data.train, kept), (data.test, held)], digests_of) for kept, held in pairs
+    ]
 
 
 def pool_fingerprint(data: DataSet) -> str:

@@ -18,6 +18,7 @@ import numpy as np
 from torch import Tensor
 
 from udpfl.data import DataSet
+from udpfl.data.records import KnownDigests, Records
 from udpfl.engine import LaneModel
 from udpfl.federation._isolation import are_equal, are_same
 from udpfl.models import BUILT_IN
@@ -33,6 +34,7 @@ class Common:
         self._data: list[DataSet] = []
         self._records: list[tuple[Tensor, Tensor]] = []
         self._models: list[tuple[Setup, LaneModel]] = []
+        self._digests: list[KnownDigests] = []
 
     def data(self, own: DataSet) -> DataSet:
         """This data set, or one that is equal to it."""
@@ -41,6 +43,14 @@ class Common:
                 return other
         self._data.append(own)
         return own
+
+    def digests(self, records: Records) -> KnownDigests:
+        """What names these records one by one."""
+        for known in self._digests:
+            if known.records is records:
+                return known
+        self._digests.append(KnownDigests(records))
+        return self._digests[-1]
 
     def records(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """These records on their device, or ones that are equal to them."""

@@ -19,7 +19,7 @@ from udpfl.data.persons import (
     require_one_record_each,
     test_persons,
 )
-from udpfl.data.records import Indices, Records
+from udpfl.data.records import Indices, Records, record_digests
 from udpfl.engine import LaneModel, Limits, Loss, Precision
 from udpfl.engine.limits import choose_limits
 from udpfl.federation._calibration import NO_PASTS, plan_releases
@@ -260,7 +260,8 @@ class Setup:
     @cached_property
     def fingerprints(self) -> list[str]:
         """What names the records of each client."""
-        return fingerprint_clients(self.config, self.data, self.parts)
+        digests = record_digests if self.common is None else self.common.digests(self.data.train)
+        return fingerprint_clients(self.config, self.data, self.parts, digests)
 
     @cached_property
     def holding(self) -> Holding:

@@ -11,6 +11,7 @@ whether it is the largest, as in Liu et al., "ML-Doctor", USENIX Security 2022.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -79,17 +80,22 @@ def learned_scores(
 ) -> Floats:
     """The log-odds of "member" that the network of its class gives each record [n]."""
     labels = evidence.labels.numpy()
-    shown = [features(model[0], labels) for model in evidence.shadows]
+    x = np.stack([features(model[0], labels) for model in evidence.shadows])
     asked = features(evidence.target[0], labels)
-    found = np.zeros(len(labels))
-    classes = np.unique(labels)
-    for number, label in enumerate(classes):
-        progress("learning to attack", number, len(classes))
-        rows = np.flatnonzero(labels == label)
-        x = torch.from_numpy(np.concatenate([own[rows] for own in shown])).float()
-        y = torch.from_numpy(np.concatenate([keep[rows] for keep in evidence.keep])).float()
-        query = torch.from_numpy(asked[rows]).float()
-        found[rows] = _learned(x, y, query, options, seed + int(label))
+    rows = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+    examples = [
+        (
+            torch.from_numpy(x[:, own]).flatten(0, 1),
+            torch.from_numpy(evidence.keep[:, own]).flatten(),
+        )
+        for own in rows
+    ]
+    answers = _learned(
+        examples, [torch.from_numpy(asked[own]) for own in rows], options, seed, progress
+    )
+    found = np.empty(len(labels))
+    for own, answer in zip(rows, answers, strict=True):
+        found[own] = answer
     return found
 
 
@@ -106,25 +112,75 @@ def features(scores: Floats, labels: NDArray[np.int64]) -> Floats:
     return np.column_stack([-np.sort(-logs, axis=1), own, right])
 
 
-def _learned(x: Tensor, y: Tensor, query: Tensor, own: ShokriOptions, seed: int) -> Floats:
-    """Train one network on examples, and ask it [n]."""
-    mean, spread = x.mean(0), x.std(0).clamp(min=1e-6)
-    x, query = (x - mean) / spread, (query - mean) / spread
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        network = nn.Sequential(
-            nn.Linear(x.shape[1], own.hidden), nn.ReLU(), nn.Linear(own.hidden, 1)
-        )
-        optimiser = torch.optim.Adam(network.parameters(), lr=own.learning_rate)
-        with torch.enable_grad():
-            for _ in range(own.epochs):
-                for rows in torch.randperm(len(x)).split(_BATCH):
-                    loss = nn.functional.binary_cross_entropy_with_logits(
-                        network(x[rows])[:, 0], y[rows]
-                    )
-                    optimiser.zero_grad()
-                    loss.backward()
-                    optimiser.step()
+def _learned(
+    examples: Sequence[tuple[Tensor, Tensor]],
+    queries: Sequence[Tensor],
+    own: ShokriOptions,
+    seed: int,
+    progress: Progress,
+) -> list[Floats]:
+    """Train a network for each class, all of them side by side, and ask each its queries.
+
+    In every epoch each network sees its examples once, in as many batches as the others: where a
+    class has fewer examples its batches are smaller.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    x, asked = zip(
+        *(_standardised(seen, q) for (seen, _), q in zip(examples, queries, strict=True)),
+        strict=True,
+    )
+    inputs = nn.utils.rnn.pad_sequence(list(x), batch_first=True)  # [classes, most, features]
+    is_member = nn.utils.rnn.pad_sequence([y.float() for _, y in examples], batch_first=True)
+    networks = _Networks(len(examples), inputs.shape[2], own.hidden, generator)
+    optimiser = torch.optim.Adam(networks.parameters(), lr=own.learning_rate)
+    for epoch in range(own.epochs):
+        progress("learning to attack", epoch, own.epochs)
+        for rows, real in _batches([len(each) for each in x], generator):
+            lanes = torch.arange(len(rows)).unsqueeze(1)
+            losses = nn.functional.binary_cross_entropy_with_logits(
+                networks(inputs[lanes, rows]), is_member[lanes, rows], real, reduction="none"
+            )
+            optimiser.zero_grad()
+            (losses.sum(1) / real.sum(1).clamp(min=1)).sum().backward()
+            optimiser.step()
     with torch.no_grad():
-        answers: Floats = network(query)[:, 0].double().numpy()
-    return answers
+        answers = networks(nn.utils.rnn.pad_sequence(list(asked), batch_first=True)).double()
+    return [row[: len(q)].numpy() for row, q in zip(answers, asked, strict=True)]
+
+
+def _standardised(x: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in standard deviations of the first."""
+    mean, spread = x.mean(0), x.std(0).clamp(min=1e-6)
+    return ((x - mean) / spread).float(), ((query - mean) / spread).float()
+
+
+def _batches(counts: Sequence[int], generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+    """An epoch: rows of each class [classes, batch], 1 where one is there and 0 where not."""
+    number = -(-max(counts) // _BATCH)
+    places = torch.arange(number * _BATCH).view(_BATCH, number)
+    rows = torch.zeros(len(counts), number * _BATCH, dtype=torch.int64)
+    for own, count in zip(rows, counts, strict=True):
+        own[:count] = torch.randperm(count, generator=generator)
+    for batch in range(number):
+        which = places[:, batch]
+        real = (which.unsqueeze(0) < torch.tensor(counts).unsqueeze(1)).float()
+        yield rows[:, which], real
+
+
+class _Networks(nn.Module):
+    """So many networks with one hidden layer, which share nothing."""
+
+    def __init__(self, count: int, inputs: int, hidden: int, generator: torch.Generator) -> None:
+        super().__init__()
+
+        def uniform(fan_in: int, *shape: int) -> nn.Parameter:
+            drawn = torch.rand(count, *shape, generator=generator)
+            return nn.Parameter((2 * drawn - 1) / fan_in**0.5)
+
+        self.weight, self.bias = uniform(inputs, inputs, hidden), uniform(inputs, 1, hidden)
+        self.out, self.shift = uniform(hidden, hidden, 1), uniform(hidden, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Log-odds of examples [networks, n, inputs]: [networks, n]."""
+        seen = torch.relu(torch.baddbmm(self.bias, x, self.weight))
+        return torch.baddbmm(self.shift, seen, self.out).squeeze(2)

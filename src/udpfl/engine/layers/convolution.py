@@ -253,6 +253,8 @@ class Convolution(Rule):
         if "weight" in total:
             weight = self.module.weight
             sums = factors.new_empty(use.lanes, weight.shape[0], weight[0].numel())
+            if use.x.is_cuda and self._writes(use):
+                self.write(use)  # quicker there than few long products, where nothing was measured
             if "weight" in use.written:
                 put_weighted(factors, self._product_order(use.written["weight"]), sums)
             else:
