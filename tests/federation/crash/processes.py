@@ -85,7 +85,7 @@ class Witness:
 
 def fingerprint(message):
     tensors = sorted(message.tensors.items())
-    return sha256(b"".join(tensor.numpy().tobytes() for _, tensor in tensors)).hexdigest()
+    return sha256(b"".join(tensor.cpu().numpy().tobytes() for _, tensor in tensors)).hexdigest()
 
 
 def kill():

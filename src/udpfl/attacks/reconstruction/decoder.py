@@ -32,6 +32,7 @@ from udpfl.errors import Unsupported
 CLASS_MEAN = "mean picture of the predicted class"
 UNTRAINED = "same attack on the untrained model"
 _BATCH = 128
+_CPU = torch.device("cpu")
 _FEWEST = 20
 _CONSTANT = 1e-5
 """Below it, beside its size, a number that the decoder is given counts as constant."""
@@ -107,7 +108,8 @@ class DecoderAttack(Attack):
 
         def decoded(network: nn.Module, stage: str) -> Floats:
             known, asked = (seen_of(network, own, options.sees) for own in (x, x_victims))
-            return decode(known, asked, pictures, options, self.seed, progress, stage)
+            device = target.setup.device
+            return decode(known, asked, pictures, options, self.seed, progress, stage, device)
 
         found = decoded(target.network, "training the decoder")
         own = Quality.of(found, originals).figures()
@@ -171,6 +173,7 @@ def decode(
     seed: int,
     progress: Progress = silent,
     stage: str = "training the decoder",
+    device: torch.device = _CPU,
 ) -> Floats:
     """Pictures of the records that were asked about, by a decoder trained on those known.
 
@@ -182,14 +185,17 @@ def decode(
         seed: Of its weights, and of the order of records.
         progress: Told of every epoch.
         stage: What this is called.
+        device: Where the decoder is trained.
     """
     centre, spread = known.mean(0), known.std(0)
     spread = np.where(spread > _CONSTANT * (1 + np.abs(centre)), spread, 1)  # rounding is no answer
-    features, wanted = (torch.from_numpy((own - centre) / spread).float() for own in (known, asked))
-    originals = torch.from_numpy(pictures).float()
+    features, wanted = (
+        torch.from_numpy((own - centre) / spread).float().to(device) for own in (known, asked)
+    )
+    originals = torch.from_numpy(pictures).float().to(device)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        decoder = Decoder(features.shape[1], tuple(originals.shape[1:]), how.width)
+        decoder = Decoder(features.shape[1], tuple(originals.shape[1:]), how.width).to(device)
         descent = torch.optim.Adam(decoder.parameters(), how.learning_rate)
         for epoch in range(how.epochs):
             progress(stage, epoch, how.epochs)
@@ -203,5 +209,5 @@ def decode(
     decoder.eval()
     with torch.no_grad():
         found = torch.cat([decoder(own) for own in wanted.split(1024)])
-    decoded: Floats = found.double().numpy()
+    decoded: Floats = found.double().cpu().numpy()
     return decoded
