@@ -20,6 +20,7 @@ LAYERS = (
     ("harmonizer", "ledger", "config"),
     ("planning",),
     ("figures",),
+    ("features",),
     ("engine", "models", "data"),
     ("algorithms",),
     ("runs",),

@@ -75,6 +75,9 @@ VERBS: dict[str, Verb] = {
     ),
     "site": Verb("site", "Write and check the policy of a site, and answer requests within it."),
     "config": Verb("config", "Show all configuration keys, and check a configuration file."),
+    "features": Verb(
+        "features", "Train encoders on random images, and show them and their images."
+    ),
     "data": Verb("data", "List the data sets, check their files, and download them."),
 }
 

@@ -10,7 +10,7 @@ network that several runs train has seen no record: how many a pass has is tried
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ class Common:
 
     def __init__(self) -> None:
         self._data: list[DataSet] = []
+        self._inputs: list[tuple[Setup, Records, Tensor]] = []
         self._records: list[tuple[Tensor, Tensor]] = []
         self._models: list[tuple[Setup, LaneModel]] = []
         self._digests: list[KnownDigests] = []
@@ -52,6 +53,19 @@ class Common:
         self._digests.append(KnownDigests(records))
         return self._digests[-1]
 
+    def inputs(self, setup: Setup, records: Records, prepare: Callable[[], Tensor]) -> Tensor:
+        """These records on their device, after the fixed part of the network if it has one.
+
+        A fixed part that is built in and the same computes each of them once for all runs.
+        """
+        for other, known, inputs in self._inputs:
+            if known is records and _prepare_the_same(setup, other):
+                return inputs
+        inputs = prepare()
+        if hasattr(setup.network, "precompute"):
+            self._inputs.append((setup, records, inputs))
+        return inputs
+
     def records(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """These records on their device, or ones that are equal to them."""
         own = inputs, targets
@@ -71,6 +85,13 @@ class Common:
             model = model.without_records()
         self._models.append((setup, model))
         return model
+
+
+def _prepare_the_same(one: Setup, other: Setup) -> bool:
+    """Whether the fixed parts of two networks are built in, and the same to the last bit."""
+    if one.device != other.device or _built_in(one) != _built_in(other):
+        return False
+    return are_same(_fixed(one), _fixed(other))
 
 
 def train_the_same(one: Setup, other: Setup) -> bool:

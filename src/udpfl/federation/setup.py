@@ -186,7 +186,10 @@ class Setup:
         return self._on_device(self.data.test, "data.test")
 
     def _on_device(self, records: Records, parameter: str) -> tuple[Tensor, Tensor]:
-        inputs = prepare_records(self.network, records, self.device, parameter)
+        def prepare() -> Tensor:
+            return prepare_records(self.network, records, self.device, parameter)
+
+        inputs = prepare() if self.common is None else self.common.inputs(self, records, prepare)
         own = inputs, torch.from_numpy(records.targets).to(self.device)
         return own if self.common is None else self.common.records(*own)
 

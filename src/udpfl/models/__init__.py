@@ -20,6 +20,7 @@ from udpfl.models.logistic import Logistic
 from udpfl.models.medical_cnn import MedicalCnn
 from udpfl.models.mlp import Mlp
 from udpfl.models.normalization import replace_batchnorm
+from udpfl.models.random_prior import RandomPrior
 from udpfl.models.resnet18 import ResNet18
 from udpfl.models.resnet_small import ResNetSmall
 from udpfl.models.scattering import Scattering
@@ -35,6 +36,7 @@ BUILT_IN: dict[str, Callable[..., torch.nn.Module]] = {
     "resnet18": ResNet18,
     "resnet-small": ResNetSmall,
     "scattering": Scattering,
+    "random-prior": RandomPrior,
     "wind-cnn": WindCnn,
 }
 
@@ -151,6 +153,7 @@ __all__ = [
     "Logistic",
     "MedicalCnn",
     "Mlp",
+    "RandomPrior",
     "ResNet18",
     "ResNetSmall",
     "Scattering",
