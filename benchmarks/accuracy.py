@@ -44,7 +44,9 @@ class Case:
 
 
 CASES = {
-    "cifar10-2": Case("cifar10-random-prior.toml", {"privacy.epsilon": 2, "training.learning_rate": 12}),
+    "cifar10-2": Case(
+        "cifar10-random-prior.toml", {"privacy.epsilon": 2, "training.learning_rate": 12}
+    ),
     "cifar10-8": Case("cifar10-random-prior.toml"),
 }
 
@@ -75,9 +77,7 @@ def measured(
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         own = {"data": {"name": "own", "options": {}}}
-        configs = [
-            load(config, {"seed": seed, "out": f"{folder}/{seed}", **own}) for seed in seeds
-        ]
+        configs = [load(config, {"seed": seed, "out": f"{folder}/{seed}", **own}) for seed in seeds]
         runs = run_together(configs, data=data)
     assert all(run.privacy.kind == "guarantee" for run in runs)
     return {
@@ -90,7 +90,9 @@ def measured(
         "seconds": round(time.perf_counter() - began, 1),
         "machine": described(torch.get_num_threads()),
         "curve": [
-            [row["round"], row["accuracy"]] for row in runs[0].metrics if row["accuracy"] is not None
+            [row["round"], row["accuracy"]]
+            for row in runs[0].metrics
+            if row["accuracy"] is not None
         ],
     }
 
@@ -121,9 +123,7 @@ def main() -> None:
         for name in asked.only:
             if name in known and not (asked.set or asked.validation):
                 continue
-            row = measured(
-                CASES[name], asked.data_dir, asked.seeds, asked.set, asked.validation
-            )
+            row = measured(CASES[name], asked.data_dir, asked.seeds, asked.set, asked.validation)
             print(name, row["on"], row["accuracy"], f"{row['seconds']} s", flush=True)
             if not (asked.set or asked.validation):
                 known[name] = row

@@ -44,7 +44,9 @@ def falling(images):
     power = torch.fft.fft2(light).abs().square().mean(0)
     f = torch.fft.fftfreq(len(power)).double()
     distance = (f[:, None] ** 2 + f**2).sqrt()
-    low, high = (power[(distance > a) & (distance < b)].mean() for a, b in ((0.05, 0.1), (0.2, 0.4)))
+    low, high = (
+        power[(distance > a) & (distance < b)].mean() for a, b in ((0.05, 0.1), (0.2, 0.4))
+    )
     return float((low / high).log() / 2 / torch.tensor(4.0).log())
 
 

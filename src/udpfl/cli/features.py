@@ -63,9 +63,7 @@ def train(
 
     recipe = _recipe(family, images, filters, seed)
     with stages(progress) as told:
-        is_done = train_encoder(
-            recipe, out, device=_device(device), progress=told, minutes=minutes
-        )
+        is_done = train_encoder(recipe, out, device=_device(device), progress=told, minutes=minutes)
     if is_done:
         typer.echo(_said(describe(out), str(out)))
     else:

@@ -101,7 +101,7 @@ class Mixtures(nn.Module):
 
     def forward(self, maps: Tensor) -> Tensor:
         """Maps [n, out, height, width] from maps [n, channels, height, width]."""
-        centred = maps.float() - self.mean[:, None, None]
+        centred = maps.to(self.mean.dtype) - self.mean[:, None, None]
         mixed: Tensor = self.mix((centred / self.deviation[:, None, None]).clamp(-_FAR, _FAR))
         return mixed
 
@@ -180,7 +180,7 @@ class Encoder(nn.Module):
         maps, found = images, []
         for number, stage in enumerate(self.stages):
             answers = stage(maps)
-            found.append(F.adaptive_avg_pool2d(answers, self.parts).float())
+            found.append(F.adaptive_avg_pool2d(answers, self.parts).to(images.dtype))
             if number + 1 < len(self.stages):
                 maps = self.links[number](answers)
         return found
@@ -207,7 +207,8 @@ def prepared(images: Tensor) -> Tensor:
 
 def _product_type(maps: Tensor) -> torch.dtype:
     """What filters are multiplied in: bfloat16 where it is quick and nothing is trained."""
-    if torch.is_grad_enabled() or maps.dtype != torch.float32:
+    is_exported = torch.jit.is_tracing() or torch.compiler.is_compiling()
+    if is_exported or torch.is_grad_enabled() or maps.dtype != torch.float32:
         return maps.dtype
     if maps.is_cuda or (maps.device.type == "cpu" and _has_bfloat16()):
         return torch.bfloat16

@@ -95,7 +95,9 @@ def load_encoder(path: Path | None = None, sha256: str | None = None) -> Encoder
         encoder = Encoder(stages, recipe["parts"])
         encoder.load_state_dict({key: own.float() for key, own in load(data).items()})
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise InvalidInput("encoder", f"{path} does not hold what its header says: {error}") from None
+        raise InvalidInput(
+            "encoder", f"{path} does not hold what its header says: {error}"
+        ) from None
     if not all(bool(own.isfinite().all()) for own in encoder.state_dict().values()):
         raise InvalidInput("encoder", f"{path} holds numbers that are not finite")
     return encoder.requires_grad_(False).eval()

@@ -41,6 +41,7 @@ from udpfl.federation.watchers import (
 )
 from udpfl.ledger.charges import TRUSTED
 from udpfl.ledger.ledger import Ledger
+from udpfl.models import RandomPrior
 from udpfl.runs.targets import Target
 
 
@@ -149,6 +150,7 @@ class Assembly:
                 *((noise.claim,) if noise else ()),
                 *match_notes(self.stored.plans),
                 *shuffle_notes(setup.config, self.stored.plans, keeps_state),
+                *((setup.network.origin,) if isinstance(setup.network, RandomPrior) else ()),
             ),
         )
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from udpfl.errors import InvalidInput
 from udpfl.features import Encoder, load_encoder
 from udpfl.features.encoder import COLOURS, prepared, prepared_sides
+from udpfl.features.files import SHIPPED_SHA256
 from udpfl.models._shapes import image, too_small
 from udpfl.models.scattering import Scattering
 
@@ -66,6 +67,7 @@ class RandomPrior(nn.Module):
         self.input_shape = tuple(input_shape)
         self.mirrored = input_shape[0] == COLOURS if mirrored is None else mirrored
         self.encoder = _encoder(encoder, sha256).requires_grad_(finetune == "all")
+        self.sha256 = sha256.lower()
         if finetune == "last":
             self.encoder.outputs[-1].requires_grad_(True)
         features = self.encoder.features
@@ -76,6 +78,19 @@ class RandomPrior(nn.Module):
             self.wavelets.output = nn.Identity()  # only its features are wanted
         self.output = nn.Linear(features, outputs, bias=False)  # features have norm 1
         nn.init.zeros_(self.output.weight)
+
+    @property
+    def origin(self) -> str:
+        """What a statement of privacy has to say of the encoder."""
+        if self.sha256:
+            return (
+                f"features: of an encoder of one's own (SHA-256 {self.sha256}); no budget was "
+                "spent on it, which holds only if it has seen none of these records"
+            )
+        return (
+            "features: of an encoder that was trained on random images; no real image was used "
+            f"for it (SHA-256 {SHIPPED_SHA256})"
+        )
 
     def precompute(self, images: Tensor) -> Tensor:
         """What is fixed of images [n, channels, height, width]: [n, numbers]."""
