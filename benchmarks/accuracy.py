@@ -46,8 +46,10 @@ class Case:
 CASES = {
     "cifar10": Case("cifar10-random-prior.toml", {2: {"training.learning_rate": 12}, 8: {}}),
     "mnist": Case("mnist-random-prior.toml", {2: {"training.learning_rate": 12}, 8: {}}),
-    "medical-mnist": Case("medical-mnist-random-prior.toml", {2: {}, 8: {}}),
-    "utkface": Case("utkface-random-prior.toml", {2: {}, 8: {}}),
+    "medical-mnist": Case(
+        "medical-mnist-random-prior.toml", {2: {"training.learning_rate": 6}, 8: {}}
+    ),
+    "utkface": Case("utkface-random-prior.toml", {2: {"training.learning_rate": 6}, 8: {}}),
 }
 """By data set."""
 MECHANISMS = ("gaussian", "laplace", "staircase")
