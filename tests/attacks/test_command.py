@@ -83,3 +83,17 @@ def test_a_verdict_calls_the_claim_what_it_is(kind):
         assert ("the nominal ε" in found.verdict) == (kind == "nominal")
         assert ("the claim ε" in found.verdict) == (kind == "guarantee")
         assert ("claims no privacy" in found.verdict) == (kind == "none")
+
+
+def test_help_lists_the_options_of_the_attack_that_is_named():
+    said = called("canary", "--help").output
+    assert "--set radius=0.003922: How far" in said
+    assert "--set radius" not in called("--help").output
+
+
+def test_an_attack_without_a_run_says_how_it_is_called():
+    with pytest.raises(udpfl.InvalidInput, match="folder of a finished run") as caught:
+        raise called("lira").exception
+    assert "usage: udpfl attack lira RUN" in str(caught.value)
+    assert "--set mode=" in str(caught.value)
+    assert "--set" in str(called("all").exception)
