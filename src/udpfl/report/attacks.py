@@ -42,8 +42,7 @@ def attack_page(record: AttackRecord) -> str:
         "</strong></p></header>",
         _section("Results", figures_table(found["figures"])),
         _section("Beside somebody who learned nothing", figures_table(found["baselines"])),
-        *(_section(curve["name"], _image(draw_curve(curve), curve["name"])) for curve in
-          found["curves"]),
+        *(_section(_title(own), _image(draw_curve(own), _title(own))) for own in found["curves"]),
         *(_section(own["title"], _image(own["png"], own["title"])) for own in found["pictures"]),
         _section("What the run states", f"<p>{prose(statement)}</p>"),
         _section("How to read this", "".join(f"<p>{prose(note)}</p>" for note in _notes(found))),
@@ -91,7 +90,11 @@ def draw_curve(curve: Mapping[str, Any]) -> str:
         axes.set_ylim(low, 1)
         axes.plot([low, 1], [low, 1], color="grey", linewidth=1, label="guesses")
     if curve["cap"]:
-        axes.plot(x, curve["cap"], color=_CAP, linestyle="--", label="the most ε and δ allow")
+        # A logarithmic axis has no 0, and a line from there would be too high.
+        known = [own for own in zip(x, curve["cap"], strict=True) if own[0] > 0 or not curve["log"]]
+        axes.plot(
+            *zip(*known, strict=True), color=_CAP, linestyle="--", label="the most ε and δ allow"
+        )
     axes.set_xlabel(curve["x_label"])
     axes.set_ylabel(curve["y_label"])
     axes.legend(loc="lower right", fontsize=8)
@@ -100,6 +103,10 @@ def draw_curve(curve: Mapping[str, Any]) -> str:
     figure.savefig(buffer, format="png", dpi=120)
     plt.close(figure)
     return base64.b64encode(buffer.getvalue()).decode()
+
+
+def _title(curve: Mapping[str, Any]) -> str:
+    return f"{curve['name']}: {curve['y_label']} against {curve['x_label']}"
 
 
 def _section(title: str, body: str) -> str:
