@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from udpfl.cli.attack import options_of  # noqa: E402
 from udpfl.errors import InvalidInput, Unsupported  # noqa: E402
 from udpfl.federation import run  # noqa: E402
 from udpfl.report import read_run, run_page  # noqa: E402
+from udpfl.report.attacks import attack_page  # noqa: E402
 from udpfl.runs.attacks import AttackRecord, read_attacks, write_attack  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -195,6 +197,34 @@ def test_the_command_keeps_the_result_and_a_page(run_of_digits):
     assert "data:image/png" in page
     assert "http" not in page.replace("http-equiv", "")
     assert kept.page.name in run_page(read_run(run_of_digits))
+    printed = json.loads(done.stdout)
+    assert printed["file"] == str(kept.path)
+    (curve,), (whole,) = printed["curves"], kept.result["curves"]
+    assert curve["points"] == len(whole["x"]) > 2
+    assert not {"x", "y", "cap"} & curve.keys()
+
+
+def test_json_has_the_points_of_the_curve_where_they_are_asked_for(run_of_digits):
+    done = called("loss", run_of_digits, "--set", "records=100", "--json", "--full", "--no-save")
+    printed = json.loads(done.stdout)
+    assert printed.pop("file") is None
+    assert AttackResult.from_dict(printed).curves[0].y[-1] == 1
+
+
+def test_a_page_has_few_digits_and_no_empty_column(tmp_path):
+    plain = result().to_dict()
+    plain["options"] = {"radius": 1 / 255, "a": None, "augment": False}
+    plain["figures"][0]["value"] = 0.7123456789
+    page = attack_page(AttackRecord.read(write_attack(tmp_path, plain)))
+    assert "0.712" in page
+    assert "0.003922" in page
+    assert "not set" in page
+    assert not re.search(r"\d\.\d{7}", page)
+    own, baseline = page.split("Beside somebody who learned nothing")
+    assert "allowed" in own
+    assert "interval" in own
+    assert '<th scope="col">interval' not in baseline
+    assert '<th scope="col">allowed' not in baseline
 
 
 def test_the_command_runs_all_that_fit_and_leaves_the_rest_out(run_of_digits, monkeypatch):

@@ -8,9 +8,8 @@ from typer.testing import CliRunner
 
 import udpfl
 from udpfl.attacks import Target
-from udpfl.attacks.base import Attacked, Figure
-from udpfl.attacks.membership._verdict import _remarks, result_of
-from udpfl.attacks.membership.loss import LossThreshold
+from udpfl.attacks.base import Figure
+from udpfl.attacks.membership._verdict import _remarks, findings
 from udpfl.attacks.membership.statistics import Cap, Scores
 from udpfl.cli.app import app
 
@@ -74,14 +73,27 @@ def test_a_verdict_calls_the_claim_what_it_is(kind):
         privacy = udpfl.account(event, delta=1e-5)
         fields = {"kind": kind}
         privacy = type(privacy)(**{**vars(privacy), **fields})
-    attacked = Attacked("run", "", "the final model", "200 records")
     for hits, chance in ((60, "more than chance"), (21, "not surely more than chance")):
         cap = None if kind == "none" else Cap.of(privacy)
-        found = result_of(
-            LossThreshold(), attacked, privacy, scores(hits, 20), seconds=0.0,
+        found = findings(
+            "loss", "the final model", "200 records", privacy, scores(hits, 20), seed=0,
             cap=cap and Cap(9.0, 0.1),
         )  # fmt: skip
         assert chance in found.verdict
         assert ("the nominal ε" in found.verdict) == (kind == "nominal")
         assert ("the claim ε" in found.verdict) == (kind == "guarantee")
         assert ("claims no privacy" in found.verdict) == (kind == "none")
+
+
+def test_help_lists_the_options_of_the_attack_that_is_named():
+    said = called("canary", "--help").output
+    assert "--set radius=0.003922: How far" in said
+    assert "--set radius" not in called("--help").output
+
+
+def test_an_attack_without_a_run_says_how_it_is_called():
+    with pytest.raises(udpfl.InvalidInput, match="folder of a finished run") as caught:
+        raise called("lira").exception
+    assert "usage: udpfl attack lira RUN" in str(caught.value)
+    assert "--set mode=" in str(caught.value)
+    assert "--set" in str(called("all").exception)

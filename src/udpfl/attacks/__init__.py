@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         AttackResult,
         Curve,
         Figure,
+        Findings,
         Picture,
     )
     from udpfl.attacks.pool import Pool
@@ -64,6 +65,7 @@ _HOMES = {
     "Attacked": "base",
     "Curve": "base",
     "Figure": "base",
+    "Findings": "base",
     "Picture": "base",
     "Pool": "pool",
     "ShadowModels": "shadows",
@@ -80,6 +82,7 @@ __all__ = [
     "Curve",
     "Entry",
     "Figure",
+    "Findings",
     "Picture",
     "Pool",
     "ShadowModels",
@@ -90,7 +93,7 @@ __all__ = [
 ]
 
 
-def attack_class(name: str) -> type[Attack]:
+def attack_class(name: str) -> type[Attack[Any]]:
     """The class of an attack.
 
     Args:
@@ -110,11 +113,11 @@ def attack_class(name: str) -> type[Attack]:
     if name not in BUILT_IN:
         raise InvalidInput("NAME", f"there is no {name!r}; the attacks are: {', '.join(BUILT_IN)}")
     module, _, attribute = BUILT_IN[name].place.partition(":")
-    found: type[Attack] = getattr(import_module(f"udpfl.attacks.{module}"), attribute)
+    found: type[Attack[Any]] = getattr(import_module(f"udpfl.attacks.{module}"), attribute)
     return found
 
 
-def build(name: str, options: Mapping[str, Any] | None = None, seed: int = 0) -> Attack:
+def build(name: str, options: Mapping[str, Any] | None = None, seed: int = 0) -> Attack[Any]:
     """An attack with its options.
 
     Args:

@@ -15,7 +15,6 @@ two layers in place of their one.
 
 from __future__ import annotations
 
-import time
 import warnings
 from dataclasses import dataclass
 
@@ -26,7 +25,7 @@ from scipy.stats import beta
 from torch import nn
 
 from udpfl.attacks._embeddings import embeddings
-from udpfl.attacks.base import Attack, AttackResult, Figure, Progress, silent
+from udpfl.attacks.base import UNTRAINED, Attack, Figure, Findings, Progress
 from udpfl.attacks.target import Target
 from udpfl.config.section import Count, Section, Text
 from udpfl.data.records import Array, Indices
@@ -39,7 +38,7 @@ NO_PROMISE = (
     "mostly says that the model itself is worse."
 )
 ACCURACY, F1 = "accuracy", "F1"
-MAJORITY, UNTRAINED = "majority class", "same attack on the untrained model"
+MAJORITY = "majority class"
 _CONFIDENCE, _RESAMPLES, _FEWEST = 0.95, 1000, 20
 _UNSEEN = 0.25
 """The share of the held-out records that the attacker does not train on either."""
@@ -70,7 +69,7 @@ class Known:
     unseen: Indices
 
 
-class AttributeInference(Attack):
+class AttributeInference(Attack[AttributeOptions]):
     """Infers an attribute from what the final model makes of a record."""
 
     name = "attribute"
@@ -80,9 +79,8 @@ class AttributeInference(Attack):
     paper = "Liu et al., ML-Doctor, 2022"
     options_type = AttributeOptions
 
-    def run(self, target: Target, progress: Progress = silent) -> AttackResult:
-        began, options = time.perf_counter(), self.options
-        assert isinstance(options, AttributeOptions)
+    def find(self, target: Target, progress: Progress) -> Findings:
+        options = self.options
         target.require_single_records(self.name)
         column, held_out = columns_of(target, options.attribute)
         known = chosen(target, options, self.seed)
@@ -107,22 +105,13 @@ class AttributeInference(Attack):
             *figures(most, y, self.seed, f", {MAJORITY}"),
             *figures(from_nothing, y, self.seed, f", {UNTRAINED}"),
         )
-        return AttackResult(
-            self.name,
-            "attribute",
-            target.described(
-                "what the last layer of the final model is given",
-                f"{options.attribute} of {len(y):,} records of its training",
-            ),
-            target.privacy,
+        return Findings(
+            "what the last layer of the final model is given",
+            f"{options.attribute} of {len(y):,} records of its training",
             own,
             baselines,
             verdict(options.attribute, own[0], baselines),
-            False,
-            options.model_dump(mode="json"),
-            self.seed,
-            round(time.perf_counter() - began, 3),
-            (NO_PROMISE, f"The attacker trained on {len(known.own):,} held-out records."),
+            notes=(NO_PROMISE, f"The attacker trained on {len(known.own):,} held-out records."),
         )
 
 

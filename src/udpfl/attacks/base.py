@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, cast, get_args
 
 from pydantic import ValidationError
 
@@ -17,8 +18,13 @@ if TYPE_CHECKING:
     from udpfl.attacks.target import Target
 
 AttackKind = Literal["membership", "reconstruction", "attribute"]
+Options = TypeVar("Options", bound=Section)
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is."""
+
+
+UNTRAINED = "same attack on the untrained model"
+"""A baseline: whoever does as well there owes nothing to the training."""
 
 
 def silent(stage: str, done: int, total: int) -> None:
@@ -191,10 +197,43 @@ class AttackResult:
         return cls(**own)
 
 
-class Attack(ABC):
+@dataclass(frozen=True)
+class Findings:
+    """What an attack found. `Attack.run` adds the run, the settings and the time.
+
+    Args:
+        view: What the attacker saw, for people: "the final model".
+        records: On which records the attack was tried, for people.
+        figures: The results, the one that matters most first.
+        baselines: What somebody who learned nothing from the run achieves.
+        verdict: One sentence in plain words.
+        exceeded: Whether a figure is above what the privacy statement allows, beyond its interval.
+        notes: What is to be known of these numbers.
+        curves: Lines to draw.
+        pictures: Images to show.
+
+    Example:
+        >>> from udpfl.attacks import Figure, Findings
+        >>> auc = (Figure("AUC", 0.5),)
+        >>> Findings("the final model", "20 records", auc, (), "Nothing learned.").exceeded
+        False
+    """
+
+    view: str
+    records: str
+    figures: tuple[Figure, ...]
+    baselines: tuple[Figure, ...]
+    verdict: str
+    exceeded: bool = False
+    notes: tuple[str, ...] = ()
+    curves: tuple[Curve, ...] = ()
+    pictures: tuple[Picture, ...] = ()
+
+
+class Attack(ABC, Generic[Options]):
     """One attack with its options.
 
-    A subclass sets the class variables, and implements `run`. Its options are a `Section`, so that
+    A subclass sets the class variables, and implements `find`. Its options are a `Section`, so that
     `--set` and Python refuse what is not known, with the name of the key.
 
     Args:
@@ -215,16 +254,48 @@ class Attack(ABC):
     options_type: ClassVar[type[Section]] = Section
     """The settings that it takes."""
 
+    options: Options
+    """As they are in this attack."""
+
     def __init__(self, options: Mapping[str, Any] | Section | None = None, seed: int = 0) -> None:
         self.seed = seed
-        if isinstance(options, self.options_type):
-            self.options = options
-        else:
-            self.options = read_options(self.name, self.options_type, dict(options or {}))
+        given = options if isinstance(options, self.options_type) else None
+        if given is None:
+            given = read_options(self.name, self.options_type, dict(options or {}))
+        self.options = cast("Options", given)
+
+    def run(self, target: Target, progress: Progress = silent) -> AttackResult:
+        """Attack a finished run, and say what came of it.
+
+        Args:
+            target: The run.
+            progress: Called with what is being done, how much of it is done, and how much there is.
+
+        Returns:
+            What was found, with the run, its privacy statement, the settings and the time.
+        """
+        began = time.perf_counter()
+        found = self.find(target, progress)
+        return AttackResult(
+            self.name,
+            self.kind,
+            target.described(found.view, found.records),
+            target.privacy,
+            found.figures,
+            found.baselines,
+            found.verdict,
+            found.exceeded,
+            self.options.model_dump(mode="json"),
+            self.seed,
+            round(time.perf_counter() - began, 3),
+            found.notes,
+            found.curves,
+            found.pictures,
+        )
 
     @abstractmethod
-    def run(self, target: Target, progress: Progress = silent) -> AttackResult:
-        """Attack a finished run, and say what came of it."""
+    def find(self, target: Target, progress: Progress) -> Findings:
+        """What this attack finds in a finished run."""
 
 
 def read_options(attack: str, kind: type[Section], given: Mapping[str, Any]) -> Section:

@@ -1,8 +1,9 @@
 """The verbs of the command, each imported when somebody calls it.
 
 To add a verb: one line in `VERBS`, and a module that has a function or a `typer.Typer` of the
-verb's name. The line of help is what `udpfl --help` lists; the first sentence of the verb's own
-help says the same, and a test compares the two.
+verb's name. A module whose function needs a command class of its own calls that `Command`. The line
+of help is what `udpfl --help` lists; the first sentence of the verb's own help says the same, and a
+test compares the two.
 """
 
 from __future__ import annotations
@@ -106,12 +107,13 @@ class Verbs(TyperGroup):
 @functools.cache
 def load_verb(name: str) -> Any:
     """Import a verb."""
-    found = getattr(import_module(f"udpfl.cli.{VERBS[name].module}"), name)
+    module = import_module(f"udpfl.cli.{VERBS[name].module}")
+    found = getattr(module, name)
     holder = typer.Typer(add_completion=False)
     if isinstance(found, typer.Typer):
         holder.add_typer(found, name=name)
     else:
-        holder.command(name)(found)
+        holder.command(name, cls=getattr(module, "Command", None))(found)
     return get_group(holder).commands[name]
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
+from typer.core import TyperCommand
 
 from udpfl.attacks import BUILT_IN
 from udpfl.cli._completion import one_of
@@ -22,6 +24,23 @@ if TYPE_CHECKING:
 
 ALL = "all"
 LIST = "list"
+
+
+class Command(TyperCommand):
+    """Its help has the options of the attack that is named, if any is."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Note the words, as help is printed before they are read."""
+        ctx.meta[__name__] = list(args)
+        return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Help of the verb, then the options of the attack."""
+        super().format_help(ctx, formatter)
+        for name in ctx.meta.get(__name__, ()):
+            if name in BUILT_IN:
+                formatter.write("\n".join(("", *_in_words(_described(name)), "")))
+                return
 
 
 def attack(
@@ -57,7 +76,19 @@ def attack(
     seed: Annotated[int, typer.Option(help="Of what the attack chooses at random.")] = 0,
     data_dir: DataDir = None,
     trust: Trust = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    json_: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Print the result as JSON, with the file that has the points of its curves.",
+        ),
+    ] = False,
+    full: Annotated[
+        bool,
+        typer.Option(
+            "--full", help="With --json: print the points of curves and the pictures as well."
+        ),
+    ] = False,
     save: Annotated[
         bool,
         typer.Option(
@@ -68,6 +99,8 @@ def attack(
     progress: ShowProgress = None,
 ) -> None:
     """Attack a finished run, and say what its model or an update tells of the records.
+
+    `udpfl attack NAME --help` lists the options of one attack, for --set.
 
     The result stands beside what the privacy statement allows. Exit code 1 if an attack got past
     that. What attacks show is a lower bound: a weak result proves nothing about a better attacker.
@@ -83,10 +116,10 @@ def attack(
     if name == LIST:
         _list(json_, only=None if run is None else str(run))
         return
-    if run is None:
-        raise InvalidInput("run", "an attack needs the folder of a finished run")
-    trust_all(trust)
     names = list(BUILT_IN) if name == ALL else [name]
+    if run is None:
+        raise InvalidInput("run", _without_run(name))
+    trust_all(trust)
     given = options_of(set_ or ())
     if shadows is not None:
         if "shadows" in given:
@@ -109,8 +142,12 @@ def attack(
                 if name != ALL:
                     raise
                 typer.echo(f"{own}: left out, {reason}", err=True)
-    _say(found, json_, single=name != ALL)
-    if save:
+    files = _save(target, found) if save and json_ else []
+    if json_:
+        _print_json(found, files, full=full, single=name != ALL)
+    else:
+        _say(found)
+    if save and not json_:
         _save(target, found)
     if any(own.exceeded for own in found):
         raise typer.Exit(1)
@@ -134,31 +171,56 @@ def options_of(assignments: Sequence[str]) -> dict[str, Any]:
 
 def _list(json_: bool, only: str | None) -> None:
     """Every attack, or one: what it does, what it needs, where it comes from, its options."""
-    from udpfl.attacks import attack_class
-
-    rows: list[dict[str, Any]] = []
-    for name in BUILT_IN if only is None else [only]:
-        kind = attack_class(name)
-        options = {
-            key: {"default": field.default, "meaning": field.description, **_choices(field)}
-            for key, field in kind.options_type.model_fields.items()
-        }
-        rows.append(
-            {
-                "name": name, "kind": kind.kind, "what": kind.what, "needs": kind.needs,
-                "paper": kind.paper, "options": options,
-            }
-        )  # fmt: skip
+    rows = [_described(name) for name in (BUILT_IN if only is None else [only])]
     if json_:
         typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
         return
     for row in rows:
-        typer.echo(f"{row['name']} ({row['kind']}): {row['what']}")
-        typer.echo(f"  needs: {row['needs']}")
-        typer.echo(f"  paper: {row['paper']}")
-        for key, about in row["options"].items():
-            choices = f" One of {', '.join(about['choices'])}." if "choices" in about else ""
-            typer.echo(f"  --set {key}={json.dumps(about['default'])}: {about['meaning']}{choices}")
+        typer.echo("\n".join(_in_words(row)))
+
+
+def _described(name: str) -> dict[str, Any]:
+    """One attack with its options, as plain data."""
+    from udpfl.attacks import attack_class
+
+    kind = attack_class(name)
+    options = {
+        key: {"default": field.default, "meaning": field.description, **_choices(field)}
+        for key, field in kind.options_type.model_fields.items()
+    }
+    return {
+        "name": name, "kind": kind.kind, "what": kind.what, "needs": kind.needs,
+        "paper": kind.paper, "options": options,
+    }  # fmt: skip
+
+
+def _in_words(row: Mapping[str, Any]) -> list[str]:
+    """The same as lines for people."""
+    lines = [
+        f"{row['name']} ({row['kind']}): {row['what']}",
+        f"  needs: {row['needs']}",
+        f"  paper: {row['paper']}",
+    ]
+    for key, about in row["options"].items():
+        choices = f" One of {', '.join(about['choices'])}." if "choices" in about else ""
+        lines.append(f"  --set {key}={_default(about['default'])}: {about['meaning']}{choices}")
+    return lines
+
+
+def _default(value: Any) -> str:
+    """As it would be typed; nothing where there is none."""
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else json.dumps(value)
+
+
+def _without_run(name: str) -> str:
+    """What to say to somebody who has not named a run."""
+    lines = [
+        "an attack needs the folder of a finished run",
+        f"usage: udpfl attack {name} RUN [--set KEY=VALUE]...",
+    ]
+    return "\n".join(lines if name == ALL else [*lines, *_in_words(_described(name))])
 
 
 def _choices(field: FieldInfo) -> dict[str, list[str]]:
@@ -167,12 +229,8 @@ def _choices(field: FieldInfo) -> dict[str, list[str]]:
     return {"choices": [str(own) for own in get_args(field.annotation)]} if is_choice else {}
 
 
-def _say(found: Sequence[AttackResult], json_: bool, *, single: bool) -> None:
-    """The results for people or programs; for people the verdict comes last."""
-    if json_:
-        plain: Any = [own.to_dict() for own in found]
-        typer.echo(json.dumps(plain[0] if single else plain, indent=2, ensure_ascii=False))
-        return
+def _say(found: Sequence[AttackResult]) -> None:
+    """The results for people; the verdict comes last."""
     for own in found:
         typer.echo(f"{own.attack}: {own.attacked.view}, {own.attacked.records}")
         for figure in own.figures:
@@ -184,18 +242,41 @@ def _say(found: Sequence[AttackResult], json_: bool, *, single: bool) -> None:
         typer.echo(own.verdict)
 
 
-def _save(target: Target, found: Sequence[AttackResult]) -> None:
+def _print_json(
+    found: Sequence[AttackResult], files: Sequence[Path], *, full: bool, single: bool
+) -> None:
+    """The results for programs, each with the file that it was kept in."""
+    rows = []
+    for own, file in zip_longest(found, files):
+        plain = own.to_dict()
+        if not full:
+            plain["curves"] = [_without_points(curve) for curve in plain["curves"]]
+            plain["pictures"] = [{"title": picture["title"]} for picture in plain["pictures"]]
+        rows.append({**plain, "file": None if file is None else str(file)})
+    typer.echo(json.dumps(rows[0] if single else rows, indent=2, ensure_ascii=False))
+
+
+def _without_points(curve: Mapping[str, Any]) -> dict[str, Any]:
+    """A curve with the number of its points in their place."""
+    kept = {key: value for key, value in curve.items() if key not in ("x", "y", "cap")}
+    return {**kept, "points": len(curve["x"])}
+
+
+def _save(target: Target, found: Sequence[AttackResult]) -> list[Path]:
     """Keep results and pages in the run folder; one that cannot be written to is no failure."""
     from udpfl.report.attacks import write_attack_page
     from udpfl.runs.attacks import AttackRecord, write_attack
 
+    paths: list[Path] = []
     try:
         for own in found:
             path = write_attack(target.folder, own.to_dict())
             record = AttackRecord.read(path)
+            paths.append(path)
             write_attack_page(record)
             typer.echo(f"kept in {path}, its page is {record.page.name} beside it", err=True)
     except UdpflError as problem:
         typer.echo(f"note: the result was not kept: {problem}", err=True)
-        return
+        return paths
     typer.echo(f"`udpfl report {target.folder}` shows it", err=True)
+    return paths

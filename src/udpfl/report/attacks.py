@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from udpfl.accounting import PrivacyStatement
@@ -41,8 +42,7 @@ def attack_page(record: AttackRecord) -> str:
         "</strong></p></header>",
         _section("Results", figures_table(found["figures"])),
         _section("Beside somebody who learned nothing", figures_table(found["baselines"])),
-        *(_section(curve["name"], _image(draw_curve(curve), curve["name"])) for curve in
-          found["curves"]),
+        *(_section(_title(own), _image(draw_curve(own), _title(own))) for own in found["curves"]),
         *(_section(own["title"], _image(own["png"], own["title"])) for own in found["pictures"]),
         _section("What the run states", f"<p>{prose(statement)}</p>"),
         _section("How to read this", "".join(f"<p>{prose(note)}</p>" for note in _notes(found))),
@@ -53,19 +53,21 @@ def attack_page(record: AttackRecord) -> str:
 
 
 def figures_table(figures: Sequence[Mapping[str, Any]]) -> str:
-    """Figures with their intervals and caps."""
+    """Figures, with their intervals and caps where any has one."""
     if not figures:
         return ""
+    columns: list[tuple[str, Callable[[Mapping[str, Any]], str]]] = [("value", _value)]
+    if any(own["low"] is not None for own in figures):
+        columns.append(("interval", _interval))
+    if any(own["cap"] is not None for own in figures):
+        columns.append(("allowed", _cap))
+    head = "".join(f'<th scope="col">{name}</th>' for name in ("figure", *(n for n, _ in columns)))
     rows = "".join(
-        f'<tr><th scope="row">{text(own["name"])}</th><td>{_number(own["value"], own["unit"])}</td>'
-        f"<td>{_interval(own)}</td><td>{_cap(own)}</td></tr>"
+        f'<tr><th scope="row">{text(own["name"])}</th>'
+        f"{''.join(f'<td>{shown(own)}</td>' for _, shown in columns)}</tr>"
         for own in figures
     )
-    table = (
-        '<table><thead><tr><th scope="col">figure</th><th scope="col">value</th>'
-        '<th scope="col">interval</th><th scope="col">allowed</th></tr></thead>'
-        f"<tbody>{rows}</tbody></table>"
-    )
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
     return scrolling(table, "figures of the attack")
 
 
@@ -88,7 +90,11 @@ def draw_curve(curve: Mapping[str, Any]) -> str:
         axes.set_ylim(low, 1)
         axes.plot([low, 1], [low, 1], color="grey", linewidth=1, label="guesses")
     if curve["cap"]:
-        axes.plot(x, curve["cap"], color=_CAP, linestyle="--", label="the most ε and δ allow")
+        # A logarithmic axis has no 0, and a line from there would be too high.
+        known = [own for own in zip(x, curve["cap"], strict=True) if own[0] > 0 or not curve["log"]]
+        axes.plot(
+            *zip(*known, strict=True), color=_CAP, linestyle="--", label="the most ε and δ allow"
+        )
     axes.set_xlabel(curve["x_label"])
     axes.set_ylabel(curve["y_label"])
     axes.legend(loc="lower right", fontsize=8)
@@ -97,6 +103,10 @@ def draw_curve(curve: Mapping[str, Any]) -> str:
     figure.savefig(buffer, format="png", dpi=120)
     plt.close(figure)
     return base64.b64encode(buffer.getvalue()).decode()
+
+
+def _title(curve: Mapping[str, Any]) -> str:
+    return f"{curve['name']}: {curve['y_label']} against {curve['x_label']}"
 
 
 def _section(title: str, body: str) -> str:
@@ -120,22 +130,51 @@ def _settings(record: AttackRecord) -> str:
     rows = [*found["options"].items(), ("seed", found["seed"])]
     rows += [("seconds", f"{found['seconds']:,.1f}"), ("made", record.made)]
     rows += [("version", f"udpfl {record.udpfl}"), ("run id", found["attacked"]["run"])]
-    cells = "".join(f'<tr><th scope="row">{text(k)}</th><td>{text(v)}</td></tr>' for k, v in rows)
+    cells = "".join(
+        f'<tr><th scope="row">{text(k)}</th><td>{text(_setting(v))}</td></tr>' for k, v in rows
+    )
     return f'<table class="keys"><tbody>{cells}</tbody></table>'
 
 
-def _number(value: float, unit: str) -> str:
-    return f"{value:.4g}{f' {text(unit)}' if unit else ''}"
+def _setting(value: Any) -> str:
+    """An option as people write it."""
+    if value is None or value == "":
+        return "not set"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def digits(value: float) -> str:
+    """A figure with as many digits as it is worth.
+
+    Example:
+        >>> from udpfl.report.attacks import digits
+        >>> [digits(each) for each in (22.871936, 0.77312, 0.0021, 6.3e-05, 0)]
+        ['22.9', '0.773', '0.0021', 'below 0.0001', '0']
+    """
+    size = abs(value)
+    if size == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    if size < 1e-4:
+        return "below 0.0001" if value > 0 else "between -0.0001 and 0"
+    if size >= 10:
+        return f"{value:,.1f}" if size < 1000 else f"{value:,.0f}"
+    return f"{value:.3f}" if size >= 0.1 else f"{value:.2g}"
+
+
+def _value(own: Mapping[str, Any]) -> str:
+    return digits(own["value"]) + (f" {text(own['unit'])}" if own["unit"] else "")
 
 
 def _interval(own: Mapping[str, Any]) -> str:
     if own["low"] is None or own["high"] is None:
         return "–"
-    return f"{own['low']:.4g} to {own['high']:.4g} ({100 * own['confidence']:g} %)"
+    return f"{digits(own['low'])} to {digits(own['high'])} ({100 * own['confidence']:g} %)"
 
 
 def _cap(own: Mapping[str, Any]) -> str:
     if own["cap"] is None:
         return "–"
-    said = f"{own['cap']:.4g}"
+    said = digits(own["cap"])
     return f"<strong>{said}: exceeded</strong>" if own["exceeds"] else said

@@ -30,7 +30,7 @@ class AttackRecord:
     udpfl: str
     """The version that attacked."""
     result: Mapping[str, Any]
-    """What `udpfl attack NAME RUN --json` prints."""
+    """What `udpfl attack NAME RUN --json --full` prints, but for the name of the file."""
     path: Path
     """The file; a page of the same name lies beside it."""
 

@@ -30,3 +30,12 @@ class ModeOptions(ShadowOptions):
         default="online",
         description="Whether shadows with the record are used, or only those without it.",
     )
+
+
+class QueryOptions(ModeOptions):
+    """Of an attack that may ask about versions of each record."""
+
+    queries: Literal[1, 2, 18] = Field(
+        default=1,
+        description="For images: the image, with its mirror image, or both at nine shifts.",
+    )

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from udpfl.accounting import PrivacyStatement
 from udpfl.accounting.statement import shown
-from udpfl.attacks.base import Attack, Attacked, AttackResult, Curve, Figure
+from udpfl.attacks.base import Figure, Findings
+from udpfl.attacks.membership._evidence import Evidence
 from udpfl.attacks.membership.statistics import AUC, LOW_RATES, Cap, Scores, figures, name_at
+from udpfl.mechanisms.arrays import Floats
 
 _FINDS = "finds {{}} of the members in {} where it wrongly accuses 1 % of the others"
 ONE_TRAINING = (
@@ -20,57 +21,50 @@ ONE_TRAINING = (
 )
 
 
-def result_of(
-    attack: Attack,
-    attacked: Attacked,
+def findings(
+    name: str,
+    view: str,
+    records: str,
     privacy: PrivacyStatement,
     scores: Scores,
     *,
-    seconds: float,
+    seed: int,
     notes: Sequence[str] = (),
     more: Sequence[Figure] = (),
-    curves: Sequence[Curve] = (),
     cap: Cap | None = None,
     said: str | None = None,
-) -> AttackResult:
+) -> Findings:
     """What a membership attack came to.
 
     Args:
-        attack: That ran.
-        attacked: Which run, from where, on which records.
+        name: Of the attack.
+        view: What the attacker saw, for people.
+        records: On which records the attack was tried, for people.
         privacy: What the run states.
         scores: Of every record that was tried.
-        seconds: How long it took.
+        seed: Of the resampling behind some intervals.
         notes: What is to be known of it.
         more: Further figures.
-        curves: Further lines to draw.
         cap: The most that is allowed; by the statement of the whole run if left out.
         said: What it finds, with a place for the share, where its records are no members.
     """
-    said = said or _FINDS.format(attacked.view)
+    said = said or _FINDS.format(view)
     cap = cap or Cap.of(privacy)
-    found = (*figures(scores, cap, attack.seed), *more)
-    notes = (*notes, *_remarks(found, scores))
+    found = (*figures(scores, cap, seed), *more)
     exceeded = any(own.exceeds for own in found)
-    options: dict[str, Any] = attack.options.model_dump(mode="json")
     chance = (
         Figure(f"{AUC} of guesses", 0.5),
         *(Figure(f"{name_at(rate)} of guesses", rate) for rate in LOW_RATES),
     )
-    return AttackResult(
-        attack.name,
-        "membership",
-        attacked,
-        privacy,
+    return Findings(
+        view,
+        records,
         found,
         chance,
-        verdict(attack.name, said, found, privacy, cap, exceeded),
+        verdict(name, said, found, privacy, cap, exceeded),
         exceeded,
-        options,
-        attack.seed,
-        round(seconds, 3),
-        notes,
-        (scores.curve(attack.name, cap), *curves),
+        (*notes, *_remarks(found, scores)),
+        (scores.curve(name, cap),),
     )
 
 
@@ -129,8 +123,23 @@ def _remarks(found: Sequence[Figure], scores: Scores) -> Iterator[str]:
         )
 
 
-def left_out_figures(each: Sequence[Scores]) -> tuple[Figure, ...]:
-    """Mean and range of two standard errors of the attack on every shadow in turn."""
+def left_out_figures(
+    evidence: Evidence, score: Callable[[Evidence], Floats], fewest: int
+) -> tuple[Figure, ...]:
+    """How each shadow is attacked with all pairs but its own.
+
+    Args:
+        evidence: Of all shadows.
+        score: One number for each record, from such evidence.
+        fewest: Shadows below which too few are left; there are no figures then.
+
+    Returns:
+        Means over the shadows, with a range of two standard errors on either side.
+    """
+    count = len(evidence.keep)
+    if count < fewest:
+        return ()
+    each = [Scores(score(evidence.without_pair(k)), evidence.keep[k]) for k in range(count)]
     found = []
     for name, values in (
         (AUC, [own.auc for own in each]),

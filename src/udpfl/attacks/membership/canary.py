@@ -12,7 +12,6 @@ Membership Inference with Ensembled Adversarial Queries", ICLR 2023, Section 3.
 from __future__ import annotations
 
 import copy
-import time
 
 import numpy as np
 import torch
@@ -20,15 +19,14 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from udpfl.attacks.base import Attack, AttackResult, Progress, silent
+from udpfl.attacks.base import Progress, silent
 from udpfl.attacks.membership._evidence import Evidence, shifted
+from udpfl.attacks.membership._frame import Scored, ShadowAttack
 from udpfl.attacks.membership._options import ModeOptions
 from udpfl.attacks.membership._signals import logits
-from udpfl.attacks.membership._verdict import ONE_TRAINING, result_of
 from udpfl.attacks.membership.lira import FIVE_PERCENT, offline_scores, online_scores
-from udpfl.attacks.membership.statistics import Scores
 from udpfl.attacks.pool import Pool
-from udpfl.attacks.shadows import ShadowModels, shadow_models
+from udpfl.attacks.shadows import ShadowModels
 from udpfl.attacks.target import Target
 from udpfl.config.section import Count, Positive
 from udpfl.errors import InvalidInput
@@ -57,38 +55,35 @@ class CanaryOptions(ModeOptions):
     )
 
 
-class Canary(Attack):
+class Canary(ShadowAttack[CanaryOptions]):
     """LiRA with queries that were optimised on the shadows."""
 
     name = "canary"
-    kind = "membership"
     what = "as lira, with queries that are optimised so that the shadow models disagree most"
     needs = "as lira, and gradients of the shadow models"
     paper = "Wen et al., Canary in a Coalmine, 2023"
     options_type = CanaryOptions
+    fewest_shadows = 4
 
-    def run(self, target: Target, progress: Progress = silent) -> AttackResult:
-        began = time.perf_counter()
-        own = self.options
-        assert isinstance(own, CanaryOptions)
-        if own.shadows < 4:
-            raise InvalidInput("shadows", "canary needs 4 at least: a spread on either side")
-        pool = Pool.of(target, own.records, self.seed)
+    def scored(self, target: Target, pool: Pool, progress: Progress) -> Scored:
         if not pool.inputs.is_floating_point():
             raise InvalidInput("data", "canary moves inputs, and these are whole numbers")
-        shadows = shadow_models(target, pool, own.shadows, self.seed, progress)
-        queries = optimised(target, pool, shadows, own, self.seed, progress)
-        evidence = asked(target, pool, shadows, queries, progress)
+        return super().scored(target, pool, progress)
+
+    def asked(
+        self, target: Target, pool: Pool, shadows: ShadowModels, progress: Progress
+    ) -> Evidence:
+        queries = optimised(target, pool, shadows, self.options, self.seed, progress)
+        return asked(target, pool, shadows, queries, progress)
+
+    def compared(self, evidence: Evidence, progress: Progress) -> Scored:
+        is_online = self.options.mode == "online"
         signal, seen = evidence.log_odds()
-        online = own.mode == "online"
-        scored = (online_scores if online else offline_scores)(signal, shadows.keep, seen)
-        return result_of(
-            self,
-            target.described("the final model", pool.described),
-            target.privacy,
-            Scores(scored, pool.is_member, 0.0 if online else FIVE_PERCENT),
-            seconds=time.perf_counter() - began,
-            notes=(ONE_TRAINING, f"{own.shadows} shadow models, {own.mode}."),
+        score = online_scores if is_online else offline_scores
+        return Scored(
+            score(signal, evidence.keep, seen),
+            0.0 if is_online else FIVE_PERCENT,
+            (f"{self.options.shadows} shadow models, {self.options.mode}.",),
         )
 
 

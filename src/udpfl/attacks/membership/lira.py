@@ -11,21 +11,18 @@ Principles", IEEE S&P 2022, Algorithm 1 and Section VI.
 
 from __future__ import annotations
 
-import time
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from udpfl.attacks.base import Attack, AttackResult, Figure, Progress, silent
-from udpfl.attacks.membership._evidence import Evidence, gather
-from udpfl.attacks.membership._options import ModeOptions
-from udpfl.attacks.membership._verdict import ONE_TRAINING, left_out_figures, result_of
-from udpfl.attacks.membership.statistics import Bools, Scores
-from udpfl.attacks.pool import Pool
-from udpfl.attacks.shadows import shadow_models
-from udpfl.attacks.target import Target
+from udpfl.attacks.base import Progress
+from udpfl.attacks.membership._evidence import Evidence
+from udpfl.attacks.membership._frame import Scored, ShadowAttack
+from udpfl.attacks.membership._options import QueryOptions
+from udpfl.attacks.membership._verdict import left_out_figures
+from udpfl.attacks.membership.statistics import Bools
 from udpfl.errors import InvalidInput
 from udpfl.mechanisms.arrays import Floats
 
@@ -35,13 +32,9 @@ FIVE_PERCENT = 1.6448536269514722
 """Standard deviations above which a normal lies with 5 %: the offline attack's own threshold."""
 
 
-class LiraOptions(ModeOptions):
+class LiraOptions(QueryOptions):
     """Settings of LiRA."""
 
-    queries: Literal[1, 2, 18] = Field(
-        default=1,
-        description="For images: the image, with its mirror image, or both at nine shifts.",
-    )
     variance: Literal["auto", "global", "record"] = Field(
         default="auto",
         description="One variance for all records or one for each; auto: one for each from 64 "
@@ -49,46 +42,29 @@ class LiraOptions(ModeOptions):
     )
 
 
-class Lira(Attack):
+class Lira(ShadowAttack[LiraOptions]):
     """The likelihood ratio of what shadows with and without a record say of it."""
 
     name = "lira"
-    kind = "membership"
     what = "compares the model with shadow models that were trained with and without each record"
     needs = "the final model, the method and its settings, and records like those it was trained on"
     paper = "Carlini et al., Membership Inference Attacks From First Principles, 2022"
     options_type = LiraOptions
+    fewest_shadows = 4
 
-    def run(self, target: Target, progress: Progress = silent) -> AttackResult:
-        began = time.perf_counter()
-        own = self.options
-        assert isinstance(own, LiraOptions)
-        if own.shadows < 4:
-            raise InvalidInput("shadows", "LiRA needs 4 at least: a spread on either side")
-        pool = Pool.of(target, own.records, self.seed)
-        shadows = shadow_models(target, pool, own.shadows, self.seed, progress)
-        evidence = gather(target, pool, shadows, own.queries, progress)
-        scores = Scores(self.score(evidence), pool.is_member, self.threshold)
-        return result_of(
-            self,
-            target.described("the final model", pool.described),
-            target.privacy,
-            scores,
-            seconds=time.perf_counter() - began,
-            notes=(ONE_TRAINING, f"{own.shadows} shadow models, {own.mode}."),
-            more=self._left_out(evidence),
-        )
+    def compared(self, evidence: Evidence, progress: Progress) -> Scored:
+        notes = (f"{self.options.shadows} shadow models, {self.options.mode}.",)
+        others = left_out_figures(evidence, self.score, fewest=6)
+        return Scored(self.score(evidence), self.threshold, notes, others)
 
     @property
     def threshold(self) -> float:
         """From which score on it says "member"."""
-        assert isinstance(self.options, LiraOptions)
         return 0.0 if self.options.mode == "online" else FIVE_PERCENT
 
     def score(self, evidence: Evidence) -> Floats:
         """One number for each record."""
         own = self.options
-        assert isinstance(own, LiraOptions)
         shadows, seen = evidence.log_odds()
         by_record = own.variance == "record" or (
             own.variance == "auto" and len(evidence.keep) >= _ENOUGH
@@ -96,16 +72,6 @@ class Lira(Attack):
         if own.mode == "online":
             return online_scores(shadows, evidence.keep, seen, by_record=by_record)
         return offline_scores(shadows, evidence.keep, seen, by_record=by_record)
-
-    def _left_out(self, evidence: Evidence) -> tuple[Figure, ...]:
-        """How each shadow is attacked with all pairs but its own."""
-        if len(evidence.keep) < 6:
-            return ()
-        each = [
-            Scores(self.score(evidence.without_pair(k)), evidence.keep[k], self.threshold)
-            for k in range(len(evidence.keep))
-        ]
-        return left_out_figures(each)
 
 
 def online_scores(shadows: Floats, keep: Bools, seen: Floats, *, by_record: bool = False) -> Floats:

@@ -12,20 +12,15 @@ Section 3 and Appendix B.2.2.
 
 from __future__ import annotations
 
-import time
-from typing import Literal
-
 import numpy as np
 from pydantic import Field
 
-from udpfl.attacks.base import Attack, AttackResult, Progress, silent
-from udpfl.attacks.membership._evidence import Evidence, gather
-from udpfl.attacks.membership._options import ModeOptions
-from udpfl.attacks.membership._verdict import ONE_TRAINING, left_out_figures, result_of
+from udpfl.attacks.base import Progress
+from udpfl.attacks.membership._evidence import Evidence
+from udpfl.attacks.membership._frame import Scored, ShadowAttack
+from udpfl.attacks.membership._options import QueryOptions
+from udpfl.attacks.membership._verdict import left_out_figures
 from udpfl.attacks.membership.statistics import Bools, Scores
-from udpfl.attacks.pool import Pool
-from udpfl.attacks.shadows import shadow_models
-from udpfl.attacks.target import Target
 from udpfl.config.section import Count, Positive
 from udpfl.mechanisms.arrays import Floats
 
@@ -34,7 +29,7 @@ _LEAST = 1e-30
 """A probability, so that a ratio of two exists."""
 
 
-class RmiaOptions(ModeOptions):
+class RmiaOptions(QueryOptions):
     """Settings of RMIA."""
 
     shadows: Count = Field(default=4, description="Shadow models, an even number: 2 are enough.")
@@ -53,55 +48,35 @@ class RmiaOptions(ModeOptions):
         description="The scores of a model are divided by it: with 1, the probabilities of all "
         "that was learned lie so near 1 that they hardly differ.",
     )
-    queries: Literal[1, 2, 18] = Field(
-        default=1,
-        description="For images: the image, with its mirror image, or both at nine shifts.",
-    )
 
 
-class Rmia(Attack):
+class Rmia(ShadowAttack[RmiaOptions]):
     """The share of other records whose likelihood rose less."""
 
     name = "rmia"
-    kind = "membership"
     what = "compares how much likelier the model finds a record with how much likelier others are"
     needs = "the final model, the method and its settings, similar records; few shadow models do"
     paper = "Zarifzadeh et al., Low-Cost High-Power Membership Inference Attacks, 2024"
     options_type = RmiaOptions
 
-    def run(self, target: Target, progress: Progress = silent) -> AttackResult:
-        began = time.perf_counter()
+    def compared(self, evidence: Evidence, progress: Progress) -> Scored:
         own = self.options
-        assert isinstance(own, RmiaOptions)
-        pool = Pool.of(target, own.records, self.seed)
-        shadows = shadow_models(target, pool, own.shadows, self.seed, progress)
-        evidence = gather(target, pool, shadows, own.queries, progress)
         a = (
             chosen_a(evidence, own.temperature, own.gamma)
             if own.mode == "offline" and own.a is None
             else own.a
         )
-        scores = Scores(self.score(evidence, a), pool.is_member, 0.5)
-        each = [
-            Scores(self.score(evidence.without_pair(k), a), evidence.keep[k])
-            for k in range(len(evidence.keep))
-            if len(evidence.keep) >= 4
-        ]
         how = own.mode if own.mode == "online" else f"offline, a = {a:g}"
-        return result_of(
-            self,
-            target.described("the final model", pool.described),
-            target.privacy,
-            scores,
-            seconds=time.perf_counter() - began,
-            notes=(ONE_TRAINING, f"{own.shadows} shadow models, {how}."),
-            more=left_out_figures(each) if each else (),
+        return Scored(
+            self.score(evidence, a),
+            0.5,
+            (f"{own.shadows} shadow models, {how}.",),
+            left_out_figures(evidence, lambda rest: self.score(rest, a), fewest=4),
         )
 
     def score(self, evidence: Evidence, a: float | None) -> Floats:
         """One number for each record."""
         own = self.options
-        assert isinstance(own, RmiaOptions)
         shadows, seen = evidence.probabilities(own.temperature)
         a = None if own.mode == "online" else a
         return rmia_scores(shadows, evidence.keep, seen, a, own.gamma)

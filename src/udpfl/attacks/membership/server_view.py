@@ -18,7 +18,6 @@ Learning", IEEE S&P 2019 (the server's view).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
@@ -28,9 +27,9 @@ from pydantic import Field
 
 from udpfl.accounting import Release, account
 from udpfl.accounting.events import Event
-from udpfl.attacks.base import Attack, AttackResult, Progress, silent
+from udpfl.attacks.base import Attack, Findings, Progress
 from udpfl.attacks.membership._recorded import recorded_scores, rounds_seen
-from udpfl.attacks.membership._verdict import ONE_TRAINING, result_of
+from udpfl.attacks.membership._verdict import ONE_TRAINING, findings
 from udpfl.attacks.membership.statistics import Cap, Scores
 from udpfl.attacks.pool import Pool
 from udpfl.attacks.target import Target
@@ -69,7 +68,7 @@ class ServerViewOptions(Section):
     )
 
 
-class ServerView(Attack):
+class ServerView(Attack[ServerViewOptions]):
     """The likelihood ratio of released updates."""
 
     name = "server-view"
@@ -82,33 +81,29 @@ class ServerView(Attack):
     protection: Protection | None = None
     """Clipping and noise in the engine other than what is claimed, to see that it is noticed."""
 
-    def run(self, target: Target, progress: Progress = silent) -> AttackResult:
+    def find(self, target: Target, progress: Progress) -> Findings:
         own = self.options
-        assert isinstance(own, ServerViewOptions)
         if own.record == "recorded":
             return self._recorded(target, own, progress)
         if own.trials < _FEWEST:
             raise InvalidInput("trials", f"must be at least {_FEWEST}, got {own.trials}")
         return self._worst(target, own, progress)
 
-    def _worst(self, target: Target, own: ServerViewOptions, progress: Progress) -> AttackResult:
+    def _worst(self, target: Target, own: ServerViewOptions, progress: Progress) -> Findings:
         """One client with the worst record alone, as sampled in the run."""
-        began = time.perf_counter()
         subject, plan = worst_subject(target, own.rounds, self.protection)
 
         def told(done: int) -> None:
             progress("releasing with and without the record", done, 2 * own.trials)
 
         scores = worlds_of(subject, own.trials, told)
-        return result_of(
-            self,
-            target.described(
-                f"the updates of {plan.name} in {_rounds(own.rounds)} as the server sees them",
-                f"the worst record, {own.trials:,} times with and without it",
-            ),
+        return findings(
+            self.name,
+            f"the updates of {plan.name} in {_rounds(own.rounds)} as the server sees them",
+            f"the worst record, {own.trials:,} times with and without it",
             target.privacy,
             scores,
-            seconds=time.perf_counter() - began,
+            seed=self.seed,
             said=(
                 "tells that the worst record was there in {} of the releases with it, where it "
                 "wrongly says so of 1 % of those without"
@@ -122,8 +117,7 @@ class ServerView(Attack):
             cap=claimed(target, plan, subject.claim),
         )
 
-    def _recorded(self, target: Target, own: ServerViewOptions, progress: Progress) -> AttackResult:
-        began = time.perf_counter()
+    def _recorded(self, target: Target, own: ServerViewOptions, progress: Progress) -> Findings:
         pool = Pool.of(target, own.records, self.seed)
         rounds = rounds_seen(target)
         values, exact = recorded_scores(target, pool, rounds, progress)
@@ -137,14 +131,13 @@ class ServerView(Attack):
             else "Several steps make one update, so the score is that of normal noise with the "
             "same variance, at the model that the round began with."
         )
-        return result_of(
-            self,
-            target.described(
-                f"the updates of round {said} as the server sees them", pool.described
-            ),
+        return findings(
+            self.name,
+            f"the updates of round {said} as the server sees them",
+            pool.described,
             target.privacy,
             Scores(values, pool.is_member, 0.0 if exact and event is not None else None),
-            seconds=time.perf_counter() - began,
+            seed=self.seed,
             notes=(ONE_TRAINING, how),
             cap=None if event is None else claimed(target, plan, event),
         )

@@ -10,7 +10,6 @@ whether it is the largest, as in Liu et al., "ML-Doctor", USENIX Security 2022.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -19,15 +18,11 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
-from udpfl.attacks.base import Attack, AttackResult, Progress, silent
-from udpfl.attacks.membership._evidence import Evidence, gather
+from udpfl.attacks.base import Progress, silent
+from udpfl.attacks.membership._evidence import Evidence
+from udpfl.attacks.membership._frame import Scored, ShadowAttack
 from udpfl.attacks.membership._options import ShadowOptions
 from udpfl.attacks.membership._signals import log_sum_exp
-from udpfl.attacks.membership._verdict import ONE_TRAINING, result_of
-from udpfl.attacks.membership.statistics import Scores
-from udpfl.attacks.pool import Pool
-from udpfl.attacks.shadows import shadow_models
-from udpfl.attacks.target import Target
 from udpfl.config.section import Count, Positive
 from udpfl.mechanisms.arrays import Floats
 
@@ -43,36 +38,21 @@ class ShokriOptions(ShadowOptions):
     learning_rate: Positive = Field(default=1e-3, description="Of Adam.")
 
 
-class Shokri(Attack):
+class Shokri(ShadowAttack[ShokriOptions]):
     """One network for each class that learns members' looks from shadows."""
 
     name = "shokri"
-    kind = "membership"
     what = "learns from shadow models how a model speaks of records that it was trained on"
     needs = "what the final model says, the method and its settings, and similar records"
     paper = "Shokri et al., Membership Inference Attacks Against Machine Learning Models, 2017"
     options_type = ShokriOptions
 
-    def run(self, target: Target, progress: Progress = silent) -> AttackResult:
-        began = time.perf_counter()
-        own = self.options
-        assert isinstance(own, ShokriOptions)
-        pool = Pool.of(target, own.records, self.seed)
-        shadows = shadow_models(target, pool, own.shadows, self.seed, progress)
-        evidence = gather(target, pool, shadows, 1, progress)
-        found = learned_scores(evidence, own, self.seed, progress)
-        return result_of(
-            self,
-            target.described("the final model", pool.described),
-            target.privacy,
-            Scores(found, pool.is_member, 0.0),
-            seconds=time.perf_counter() - began,
-            notes=(
-                ONE_TRAINING,
-                f"{own.shadows} shadow models on overlapping halves, where the paper has disjoint "
-                "sets; the same record is seen in some of them and not in others.",
-            ),
+    def compared(self, evidence: Evidence, progress: Progress) -> Scored:
+        note = (
+            f"{self.options.shadows} shadow models on overlapping halves, where the paper has "
+            "disjoint sets; the same record is seen in some of them and not in others."
         )
+        return Scored(learned_scores(evidence, self.options, self.seed, progress), 0.0, (note,))
 
 
 def learned_scores(

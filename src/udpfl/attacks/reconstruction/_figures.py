@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.stats import binom
 
-from udpfl.attacks.base import Figure
+from udpfl.attacks.base import Figure, Findings, Picture
 from udpfl.attacks.reconstruction.metrics import Floats, mae, mse, psnr, ssim
 
 PSNR = "median PSNR"
@@ -54,6 +54,45 @@ class Quality:
             Figure(f"{own.name}, {whose}", own.value, own.low, own.high, unit=own.unit)
             for own in kept
         )
+
+
+def beside(originals: Floats, others: Mapping[str, Floats]) -> tuple[Figure, ...]:
+    """Figures of those who learned nothing: by name, what they hold against the originals."""
+    return tuple(
+        figure
+        for whose, pictures in others.items()
+        for figure in Quality.of(np.broadcast_to(pictures, originals.shape), originals).baseline(
+            whose
+        )
+    )
+
+
+def findings(
+    view: str,
+    records: str,
+    own: Sequence[Figure],
+    baselines: Sequence[Figure],
+    *,
+    said: str,
+    notes: Sequence[str],
+    picture: Picture,
+) -> Findings:
+    """What an attack came to that looks for pictures.
+
+    Args:
+        view: What the attacker saw, for people.
+        records: On which records the attack was tried, for people.
+        own: The figures of its pictures, the median PSNR first.
+        baselines: The same of those who learned nothing.
+        said: The attack and what it was on, with which the verdict begins.
+        notes: What is to be known of these figures.
+        picture: What it found, for the page.
+    """
+    verdict = f"{said}: {in_words(own, baselines)}; {learned(own, baselines)}."
+    return Findings(
+        view, records, tuple(own), tuple(baselines), verdict,
+        notes=tuple(notes), pictures=(picture,),
+    )  # fmt: skip
 
 
 def median_interval(values: Floats) -> tuple[float, float] | tuple[None, None]:

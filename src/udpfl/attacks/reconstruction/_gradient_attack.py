@@ -2,43 +2,41 @@
 
 from __future__ import annotations
 
-import time
 from abc import abstractmethod
 from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 from torch import Tensor
 
-from udpfl.attacks.base import Attack, AttackResult, Figure, Progress, silent
+from udpfl.attacks.base import Attack, Figure, Findings, Progress
 from udpfl.attacks.reconstruction._figures import (
     MEAN,
     NOISE_ALONE,
     RANDOM,
     Quality,
     above,
-    in_words,
-    learned,
+    beside,
+    findings,
 )
 from udpfl.attacks.reconstruction._observed import GradientOptions, Observed, observe
 from udpfl.attacks.reconstruction._pictures import Scale, grid
 from udpfl.attacks.reconstruction.metrics import Floats, pair
 from udpfl.attacks.target import Target
 
+Options = TypeVar("Options", bound=GradientOptions)
 Told = Callable[[int, int], None]
 """Called with how much is done, and how much there is."""
 
 
-class GradientAttack(Attack):
+class GradientAttack(Attack[Options]):
     """Looks for the pictures behind what a client sent."""
 
     kind = "reconstruction"
     needs = "a client's update, and the model that the client received"
-    options_type = GradientOptions
 
-    def run(self, target: Target, progress: Progress = silent) -> AttackResult:
-        began = time.perf_counter()
+    def find(self, target: Target, progress: Progress) -> Findings:
         scale = Scale.of(target, self.name)
-        assert isinstance(self.options, GradientOptions)
         seen = observe(target, self.options, self.seed)
 
         def searched(signals: Tensor, stage: str) -> Tensor:
@@ -48,7 +46,8 @@ class GradientAttack(Attack):
 
         found = searched(seen.signals, "reconstructing")
         control = None if seen.noise is None else searched(seen.noise, NOISE_ALONE)
-        return judged(self, target, seen, scale, found, control, time.perf_counter() - began)
+        rng = np.random.default_rng([*b"random picture", self.seed])
+        return judged(self.name, target, seen, scale, found, control, rng)
 
     @abstractmethod
     def search(self, seen: Observed, signals: Tensor, scale: Scale, told: Told) -> Tensor:
@@ -56,49 +55,42 @@ class GradientAttack(Attack):
 
 
 def judged(
-    attack: Attack,
+    attack: str,
     target: Target,
     seen: Observed,
     scale: Scale,
     found: Tensor,
     control: Tensor | None,
-    seconds: float,
-) -> AttackResult:
+    rng: np.random.Generator,
+) -> Findings:
     """Reconstructions beside their originals and beside what needs no signal at all."""
     originals = scale.pixels(seen.originals)
     pictures, chosen = _paired(scale.pixels(found), originals)
     quality = Quality.of(pictures, chosen)
     mean = scale.pixels(target.setup.data.train.inputs.mean(0))
-    drawn = np.random.default_rng([*b"random picture", attack.seed]).random(chosen.shape)
+    drawn = rng.random(chosen.shape)
     rows = [("original", chosen), ("reconstruction", pictures)]
     baselines = [
-        *Quality.of(np.broadcast_to(mean, chosen.shape), chosen).baseline(MEAN),
+        *beside(chosen, {MEAN: mean}),
         *Quality.of(*_paired(drawn.reshape(*found.shape), originals)).baseline(RANDOM),
     ]
     figures: list[Figure] = list(quality.figures())
     if control is not None:
-        from_noise, beside = _paired(scale.pixels(control), originals)
-        other = Quality.of(from_noise, beside)
+        from_noise, same = _paired(scale.pixels(control), originals)
+        other = Quality.of(from_noise, same)
         figures.insert(1, above(quality, other))
         baselines[:0] = other.baseline(NOISE_ALONE)
         rows.append(("from noise alone", from_noise))
     rows.append((MEAN, mean[None]))
     count = f"{len(pictures)} records" if len(pictures) > 1 else "one record"
-    said = in_words(figures, baselines)
-    return AttackResult(
-        attack.name,
-        "reconstruction",
-        target.described(seen.view, count),
-        target.privacy,
-        tuple(figures),
-        tuple(baselines),
-        f"{attack.name} on {seen.view}: {said}; {learned(figures, baselines)}.",
-        False,
-        attack.options.model_dump(mode="json"),
-        attack.seed,
-        round(seconds, 3),
-        (*seen.notes, *_notes(seen)),
-        pictures=(grid("Originals and reconstructions", rows),),
+    return findings(
+        seen.view,
+        count,
+        figures,
+        baselines,
+        said=f"{attack} on {seen.view}",
+        notes=(*seen.notes, *_notes(seen)),
+        picture=grid("Originals and reconstructions", rows),
     )
 
 

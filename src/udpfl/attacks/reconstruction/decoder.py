@@ -10,7 +10,6 @@ Background Knowledge Alignment", CCS 2019.
 
 from __future__ import annotations
 
-import time
 from typing import Literal
 
 import numpy as np
@@ -20,8 +19,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from udpfl.attacks._embeddings import embeddings, require_finite
-from udpfl.attacks.base import Attack, AttackResult, Progress, silent
-from udpfl.attacks.reconstruction._figures import MEAN, Quality, in_words, learned
+from udpfl.attacks.base import UNTRAINED, Attack, Findings, Progress, silent
+from udpfl.attacks.reconstruction._figures import MEAN, Quality, beside, findings
 from udpfl.attacks.reconstruction._pictures import Scale, grid
 from udpfl.attacks.reconstruction.metrics import Floats
 from udpfl.attacks.target import Target
@@ -30,7 +29,6 @@ from udpfl.data.records import Array
 from udpfl.errors import Unsupported
 
 CLASS_MEAN = "mean picture of the predicted class"
-UNTRAINED = "same attack on the untrained model"
 _BATCH = 128
 _CPU = torch.device("cpu")
 _FEWEST = 20
@@ -83,7 +81,7 @@ class Decoder(nn.Module):
         return pictures[..., : self.shape[1], : self.shape[2]]
 
 
-class DecoderAttack(Attack):
+class DecoderAttack(Attack[DecoderOptions]):
     """Trains a decoder from what the final model says of pictures to the pictures."""
 
     name = "decoder"
@@ -93,55 +91,41 @@ class DecoderAttack(Attack):
     paper = "Yang et al., Neural Network Inversion in Adversarial Setting, 2019"
     options_type = DecoderOptions
 
-    def run(self, target: Target, progress: Progress = silent) -> AttackResult:
-        began, options = time.perf_counter(), self.options
-        assert isinstance(options, DecoderOptions)
+    def find(self, target: Target, progress: Progress) -> Findings:
+        options = self.options
         target.require_classes(self.name)
         scale = Scale.of(target, self.name)
         rng = np.random.default_rng([*b"decoder", self.seed])
-        others = rng.permutation(target.nonmembers)[: options.auxiliary]
+        known = rng.permutation(target.nonmembers)[: options.auxiliary]
         victims = rng.permutation(target.members)[: options.records]
-        if len(others) < _FEWEST:
+        if len(known) < _FEWEST:
             raise Unsupported(f"a decoder needs {_FEWEST} held-out records to train on")
-        (x, _), (x_victims, _) = target.test_records(others), target.train_records(victims)
+        (x, _), (x_victims, _) = target.test_records(known), target.train_records(victims)
         pictures, originals = scale.pixels(x), scale.pixels(x_victims)
 
         def decoded(network: nn.Module, stage: str) -> Floats:
-            known, asked = (seen_of(network, own, options.sees) for own in (x, x_victims))
+            seen, asked = (seen_of(network, own, options.sees) for own in (x, x_victims))
             device = target.setup.device
-            return decode(known, asked, pictures, options, self.seed, progress, stage, device)
+            return decode(seen, asked, pictures, options, self.seed, progress, stage, device)
 
         found = decoded(target.network, "training the decoder")
-        own = Quality.of(found, originals).figures()
         from_untrained = decoded(target.setup.network, UNTRAINED)
         by_class = predicted_means(target.network, x, pictures, x_victims)
-        flat = np.broadcast_to(pictures.mean(0), originals.shape)
-        baselines = (
-            *Quality.of(by_class, originals).baseline(CLASS_MEAN),
-            *Quality.of(flat, originals).baseline(MEAN),
-            *Quality.of(from_untrained, originals).baseline(UNTRAINED),
-        )
+        others = {CLASS_MEAN: by_class, MEAN: pictures.mean(0), UNTRAINED: from_untrained}
         rows = [("original", originals), ("decoded", found), ("mean of the class", by_class)]
-        return AttackResult(
-            self.name,
-            "reconstruction",
-            target.described("the final model", f"{len(victims):,} records of its training"),
-            target.privacy,
-            own,
-            baselines,
-            f"decoder on the {options.sees} of the final model: {in_words(own, baselines)}; "
-            f"{learned(own, baselines)}.",
-            False,
-            options.model_dump(mode="json"),
-            self.seed,
-            round(time.perf_counter() - began, 3),
-            (
-                f"The decoder was trained on {len(others):,} held-out records.",
+        return findings(
+            "the final model",
+            f"{len(victims):,} records of its training",
+            Quality.of(found, originals).figures(),
+            beside(originals, others),
+            said=f"decoder on the {options.sees} of the final model",
+            notes=(
+                f"The decoder was trained on {len(known):,} held-out records.",
                 "What it gives is what records with such an answer look like in general, which "
                 "privacy of single records does not promise to hide.",
                 "The pictures show records of clients: keep this page as you keep the data.",
             ),
-            pictures=(grid("Records and what the decoder makes of their answers", rows),),
+            picture=grid("Records and what the decoder makes of their answers", rows),
         )
 
 

@@ -35,7 +35,7 @@ class DlgOptions(GradientOptions):
     )
 
 
-class Dlg(GradientAttack):
+class Dlg(GradientAttack[DlgOptions]):
     """Searches for pictures, and labels, whose gradient is the one that was sent."""
 
     name = "dlg"
@@ -46,7 +46,6 @@ class Dlg(GradientAttack):
     def search(self, seen: Observed, signals: Tensor, scale: Scale, told: Told) -> Tensor:
         """Pictures for each signal [T, n, ...], one signal after the other."""
         options, generator = self.options, torch.Generator().manual_seed(self.seed)
-        assert isinstance(options, DlgOptions)
         outputs = seen.client.model.outputs(seen.client.start, seen.originals[0, :1]).shape[1]
         found = []
         for number, signal in enumerate(signals):

@@ -39,7 +39,7 @@ class InvertingOptions(GradientOptions):
     )
 
 
-class InvertingGradients(GradientAttack):
+class InvertingGradients(GradientAttack[InvertingOptions]):
     """Searches for pictures whose gradient has the direction of the one that was sent."""
 
     name = "inverting-gradients"
@@ -50,7 +50,6 @@ class InvertingGradients(GradientAttack):
     def search(self, seen: Observed, signals: Tensor, scale: Scale, told: Told) -> Tensor:
         """The closest of all restarts for each signal [T, n, ...]."""
         options = self.options
-        assert isinstance(options, InvertingOptions)
         generator = torch.Generator().manual_seed(self.seed)
         shape = (options.restarts, *seen.labels.shape, *seen.originals.shape[2:])
         start = torch.randn(shape, generator=generator).flatten(0, 1).to(signals.device)

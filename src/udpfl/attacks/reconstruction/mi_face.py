@@ -9,22 +9,19 @@ Information and Basic Countermeasures", CCS 2015, Algorithm 1 (MI-Face).
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from udpfl.attacks.base import Attack, AttackResult, Progress, silent
-from udpfl.attacks.reconstruction._figures import MEAN, Quality, in_words, learned
+from udpfl.attacks.base import UNTRAINED, Attack, Findings, Progress, silent
+from udpfl.attacks.reconstruction._figures import MEAN, Quality, beside, findings
 from udpfl.attacks.reconstruction._pictures import Scale, grid
 from udpfl.attacks.reconstruction.metrics import Floats
 from udpfl.attacks.target import Target
 from udpfl.config.section import Count, Positive, Section
 
 GREY = "where the search begins"
-UNTRAINED = "same attack on the untrained model"
 
 
 class MiFaceOptions(Section):
@@ -40,7 +37,7 @@ class MiFaceOptions(Section):
     learning_rate: Positive = Field(default=0.003, description="Of the descent (lambda).")
 
 
-class MiFace(Attack):
+class MiFace(Attack[MiFaceOptions]):
     """Descends to the picture that the final model takes for a class."""
 
     name = "mi-face"
@@ -50,16 +47,13 @@ class MiFace(Attack):
     paper = "Fredrikson et al., Model Inversion Attacks, 2015"
     options_type = MiFaceOptions
 
-    def run(self, target: Target, progress: Progress = silent) -> AttackResult:
-        began = time.perf_counter()
+    def find(self, target: Target, progress: Progress) -> Findings:
         target.require_classes(self.name)
         scale = Scale.of(target, self.name)
-        assert isinstance(self.options, MiFaceOptions)
         classes, means = class_means(target, scale)
         grey = np.zeros((len(classes), *target.setup.data.input_shape), dtype=np.float32)
 
         def inverted(network: nn.Module, stage: str) -> Floats:
-            assert isinstance(self.options, MiFaceOptions)
             start = torch.from_numpy(grey)
             return scale.pixels(
                 descend(network, start, classes, self.options, scale, progress, stage)
@@ -67,34 +61,22 @@ class MiFace(Attack):
 
         found = inverted(target.network, "inverting the model")
         from_nothing = inverted(target.setup.network, UNTRAINED)
-        own = Quality.of(found, means).figures()
         mean = scale.pixels(target.setup.data.train.inputs.mean(0))
-        baselines = (
-            *Quality.of(np.broadcast_to(mean, means.shape), means).baseline(MEAN),
-            *Quality.of(scale.pixels(grey), means).baseline(GREY),
-            *Quality.of(from_nothing, means).baseline(UNTRAINED),
-        )
+        others = {MEAN: mean, GREY: scale.pixels(grey), UNTRAINED: from_nothing}
         rows = [("mean of the class", means), ("inverted", found), ("untrained", from_nothing)]
-        return AttackResult(
-            self.name,
-            "reconstruction",
-            target.described("the final model", f"the mean picture of {len(classes)} classes"),
-            target.privacy,
-            own,
-            baselines,
-            f"mi-face on the final model, against the mean picture of each class: "
-            f"{in_words(own, baselines)}; {learned(own, baselines)}.",
-            False,
-            self.options.model_dump(mode="json"),
-            self.seed,
-            round(time.perf_counter() - began, 3),
-            (
+        return findings(
+            "the final model",
+            f"the mean picture of {len(classes)} classes",
+            Quality.of(found, means).figures(),
+            beside(means, others),
+            said="mi-face on the final model, against the mean picture of each class",
+            notes=(
                 "The mean picture of a class is a property of all its records together; privacy of "
                 "single records does not promise to hide it.",
                 "The page shows the mean pictures of the training records: a class with very few "
                 "of them shows what they look like.",
             ),
-            pictures=(grid("Mean pictures and what the model takes for them", rows),),
+            picture=grid("Mean pictures and what the model takes for them", rows),
         )
 
 
