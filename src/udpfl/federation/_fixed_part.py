@@ -16,7 +16,7 @@ from udpfl.engine.generators import only_torch_draws, torch_state
 from udpfl.engine.memory import first_line
 from udpfl.errors import InvalidInput, UdpflError, Unsupported
 
-_BATCH = 250
+_BATCH = 100
 _HUGE = 1e6
 
 
