@@ -1,4 +1,4 @@
-"""Accuracy within a budget: the random-prior configurations, with spread over seeds.
+"""Accuracy within a budget: the best configuration of each data set, with spread over seeds.
 
     python benchmarks/accuracy.py --data-dir DIR [--only cifar10] [--mechanisms gaussian laplace]
     python benchmarks/accuracy.py --data-dir DIR --only cifar10 --validation --set KEY=VALUE
@@ -45,7 +45,7 @@ class Case:
 
 CASES = {
     "cifar10": Case("cifar10-random-prior.toml", {2: {"training.learning_rate": 12}, 8: {}}),
-    "mnist": Case("mnist-random-prior.toml", {2: {"training.learning_rate": 12}, 8: {}}),
+    "mnist": Case("mnist-scattering.toml", {2: {"training.learning_rate": 0.013}, 8: {}}),
     "medical-mnist": Case(
         "medical-mnist-random-prior.toml", {2: {"training.learning_rate": 6}, 8: {}}
     ),

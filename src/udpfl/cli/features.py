@@ -178,7 +178,7 @@ def _draw(path: Path, pictures: Tensor) -> None:
     sheet[:count, :, :height, :width] = pictures
     sheet = sheet.view(rows, _COLUMNS, channels, height + 1, width + 1).permute(0, 3, 1, 4, 2)
     pixels = (sheet.reshape(rows * (height + 1), -1, channels) * 255).round().byte().numpy()
-    larger = max(1, 1024 // pixels.shape[1])
+    larger = -(-800 // pixels.shape[1])
     pixels = pixels.repeat(larger, 0).repeat(larger, 1)
     try:
         Image.fromarray(pixels).save(path)
