@@ -31,11 +31,20 @@ _SMALL, _USUAL, _LARGE = 24, 32, 40
 
 @dataclass(frozen=True)
 class Stage:
-    """How large a stage is."""
+    """How large a stage is.
+
+    Example:
+        >>> from udpfl.features import Stage
+        >>> Stage(filters=512, kernel=6, stride=2, channels=64, features=512).side(32)
+        14
+    """
 
     filters: int
+    """Patches in the dictionary."""
     kernel: int
+    """Positions along a side of a patch."""
     stride: int
+    """Positions from one patch to the next."""
     channels: int
     """Mixtures that the next stage sees; of the last stage, none."""
     features: int
@@ -147,7 +156,7 @@ class Encoder(nn.Module):
         return self.combine(self.averages(prepared(images), mirrored))
 
     def averages(self, images: Tensor, mirrored: bool = False) -> list[Tensor]:
-        """Answers of each stage to prepared images, averaged over parts [n, channels, parts, parts].
+        """Answers of each stage to prepared images, averaged [n, channels, parts, parts].
 
         Those to the mirror image are averaged in at the same parts.
         """

@@ -20,13 +20,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from safetensors.torch import load_file
-from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from udpfl.errors import InvalidInput
 from udpfl.features.encoder import STAGES, Encoder, Filters, Mixtures, Stage, prepared
-from udpfl.features.files import save
+from udpfl.features.files import save, stored
 from udpfl.features.images import random_images
 
 Progress = Callable[[str, int, int], None]
@@ -42,15 +40,24 @@ _LEAST_ROWS = 40_000
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that decides an encoder."""
+    """All that decides an encoder; the defaults are those of the one that is shipped.
+
+    Example:
+        >>> from udpfl.features import Recipe
+        >>> Recipe(family="mixed", images=2000).stages[0].filters
+        512
+    """
 
     family: str = "leaves"
     """Of random images."""
     images: int = 4000
+    """How many random images it is trained on."""
     size: int = 32
     """Pixels along a side."""
     seed: int = 0
+    """Decides the images and the first patches."""
     stages: tuple[Stage, ...] = STAGES
+    """How large each stage is."""
     parts: int = 3
     """Along each side, over which answers are averaged."""
     patches: int = 100_000
@@ -143,7 +150,10 @@ class _Training:
         self.log: list[dict[str, Any]] = []
 
     def run(self) -> bool:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidInput("out", f"cannot write beside {self.out}: {error.strerror}") from None
         pieces = -(-self.recipe.images // _PIECE)
         drawn = []
         for number in range(pieces):
@@ -176,12 +186,10 @@ class _Training:
                 made = {key: own.cpu().contiguous() for key, own in make().items()}
             told = {"piece": name, "seconds": round(time.monotonic() - began, 1)}
             told["device"] = str(self.device)
-            half = path.with_suffix(".part")
-            half.write_bytes(to_bytes(made))
-            os.replace(half, path)
-            note.write_text(json.dumps(told))
+            _keep(path, stored().save(made))
+            _keep(note, json.dumps(told).encode())
         self.log.append(json.loads(note.read_text()))
-        return {key: own.to(self.device) for key, own in load_file(path).items()}
+        return {key: own.to(self.device) for key, own in stored().load_file(path).items()}
 
     def _drawn(self, number: int) -> dict[str, Tensor]:
         recipe = self.recipe
@@ -236,7 +244,7 @@ def learn_filters(
     filters: Filters, maps: Tensor, recipe: Recipe, progress: Progress, name: str
 ) -> None:
     """The directions of patches that are most common, once all are equally strong."""
-    count, channels = filters.patches.weight.shape[:2]
+    count = len(filters.patches.weight)
     generator = torch.Generator(maps.device).manual_seed(recipe.seed)
     patches = _patches(maps, filters.kernel, recipe.patches, generator)
     if filters.centred:
@@ -299,6 +307,13 @@ def _patches(maps: Tensor, kernel: int, count: int, generator: torch.Generator) 
     rows, columns = (start[:, None] + reach for start in (top, left))
     found = maps[image[:, None, None], :, rows[:, :, None], columns[:, None, :]]
     return found.permute(0, 3, 1, 2).flatten(1)
+
+
+def _keep(path: Path, data: bytes) -> None:
+    """Write a file at once, so that half of it is never found."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_bytes(data)
+    os.replace(part, path)
 
 
 def _below(encoder: Encoder, prefixes: list[str]) -> dict[str, Tensor]:

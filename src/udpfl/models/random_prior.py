@@ -161,4 +161,7 @@ def _encoder(path: str, sha256: str) -> Encoder:
             "must be given with model.options.encoder, or another file of the same name could take "
             "its place; `udpfl features show FILE` prints it",
         )
-    return load_encoder(Path(path), sha256)
+    try:
+        return load_encoder(Path(path), sha256)
+    except InvalidInput as error:
+        raise InvalidInput("model.options.encoder", error.message) from None
