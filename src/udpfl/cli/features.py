@@ -109,8 +109,8 @@ def show(
         )
         _draw("images", images, drawn)
     if filters is not None:
-        weight = load_encoder(encoder).stages[0].patches.weight.detach()
-        weight = weight[: _ROWS * _COLUMNS]
+        first: Any = load_encoder(encoder).stages[0]
+        weight = first.patches.weight[: _ROWS * _COLUMNS]
         _draw("filters", filters, (weight / weight.abs().amax((1, 2, 3), keepdim=True) + 1) / 2)
 
 

@@ -93,7 +93,8 @@ class Filters(nn.Module):
             found = self.patches(maps)
         else:
             found = F.conv2d(maps.to(dtype), self.patches.weight.to(dtype), stride=self.stride)
-        return found * scale.to(dtype) - self.offset.to(dtype)[:, None, None]
+        answers: Tensor = found * scale.to(dtype) - self.offset.to(dtype)[:, None, None]
+        return answers
 
 
 class Mixtures(nn.Module):
@@ -216,7 +217,7 @@ def prepared(images: Tensor) -> Tensor:
 
 def _product_type(maps: Tensor) -> torch.dtype:
     """What filters are multiplied in: bfloat16 where it is quick and nothing is trained."""
-    is_exported = torch.jit.is_tracing() or torch.compiler.is_compiling()
+    is_exported = torch._C._get_tracing_state() is not None or torch.compiler.is_compiling()
     if is_exported or torch.is_grad_enabled() or maps.dtype != torch.float32:
         return maps.dtype
     if maps.is_cuda or (maps.device.type == "cpu" and _has_bfloat16()):

@@ -13,7 +13,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-
 from udpfl.errors import InvalidInput, MissingExtra
 from udpfl.features.encoder import Encoder, Stage
 
@@ -39,6 +38,7 @@ def save(path: Path, encoder: Encoder, about: Mapping[str, Any]) -> None:
 
     Example:
         >>> from dataclasses import asdict
+        >>> from pathlib import Path
         >>> from udpfl.features import Recipe, describe, load_encoder, save
         >>> save(Path("mine.safetensors"), load_encoder(), {"recipe": asdict(Recipe()), "log": []})
         >>> describe(Path("mine.safetensors"))["recipe"]["family"]

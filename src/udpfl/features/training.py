@@ -15,6 +15,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,7 @@ def train(
         InvalidInput: The recipe cannot be followed.
 
     Example:
+        >>> from pathlib import Path
         >>> from udpfl.features import Recipe, Stage, train
         >>> toy = Recipe("spectra", 20, stages=(Stage(8, 5, 2, 0, 6),), patches=500)
         >>> train(toy, Path("toy.safetensors"))
@@ -158,12 +160,12 @@ class _Training:
         drawn = []
         for number in range(pieces):
             self.progress("drawing random images", number, pieces)
-            drawn.append(self._piece(f"images-{number}", lambda n=number: self._drawn(n))["images"])
+            drawn.append(self._piece(f"images-{number}", partial(self._drawn, number))["images"])
             if self._is_late():
                 return False
         self.images = torch.cat(drawn)
         for number in range(len(self.recipe.stages)):
-            piece = self._piece(f"stage-{number + 1}", lambda n=number: self._stage(n))
+            piece = self._piece(f"stage-{number + 1}", partial(self._stage, number))
             self.encoder.load_state_dict(piece, strict=False)
             if self._is_late():
                 return False

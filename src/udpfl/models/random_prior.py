@@ -75,7 +75,7 @@ class RandomPrior(nn.Module):
         if scattering:
             self.wavelets = Scattering(input_shape, outputs)
             features += self.wavelets.features
-            self.wavelets.output = nn.Identity()  # only its features are wanted
+            del self.wavelets.output  # only its features are wanted
         self.output = nn.Linear(features, outputs, bias=False)  # features have norm 1
         nn.init.zeros_(self.output.weight)
 
