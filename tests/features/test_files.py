@@ -6,7 +6,6 @@ import hashlib
 import json
 from dataclasses import asdict
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -20,10 +19,8 @@ from udpfl.features import (  # noqa: E402
     describe,
     files,
     load_encoder,
-    random_images,
     save,
     shipped_path,
-    train,
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -81,7 +78,9 @@ def test_only_the_file_with_this_hash_is_taken(path, tmp_path):
     data[-1] ^= 1
     path.write_bytes(data)
     load_encoder(path)  # a number is another one, which only the hash can tell
-    with pytest.raises(InvalidInput, match=rf"^encoder: .*toy.*SHA-256.*not {wanted}: another file"):
+    with pytest.raises(
+        InvalidInput, match=rf"^encoder: .*toy.*SHA-256.*not {wanted}: another file"
+    ):
         load_encoder(path, wanted)
 
 

@@ -149,6 +149,8 @@ class _Training:
         self.ends = float("inf") if minutes is None else time.monotonic() + 60 * minutes
         self.encoder = Encoder(recipe.stages, recipe.parts).to(device).requires_grad_(False)
         self.images = torch.empty(0)
+        self.has_made = False
+        """Whether this call has made a piece itself."""
         self.log: list[dict[str, Any]] = []
 
     def run(self) -> bool:
@@ -177,7 +179,8 @@ class _Training:
         return True
 
     def _is_late(self) -> bool:
-        return time.monotonic() > self.ends
+        """Whether to stop; a call that only read what others had made would never get further."""
+        return self.has_made and time.monotonic() > self.ends
 
     def _piece(self, name: str, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
         """A piece that was kept, or one that is made and kept now."""
@@ -190,6 +193,7 @@ class _Training:
             told["device"] = str(self.device)
             _keep(path, stored().save(made))
             _keep(note, json.dumps(told).encode())
+            self.has_made = True
         self.log.append(json.loads(note.read_text()))
         return {key: own.to(self.device) for key, own in stored().load_file(path).items()}
 
