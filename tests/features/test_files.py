@@ -173,3 +173,17 @@ def test_the_shipped_encoder_is_read_with_its_hash(monkeypatch, path):
     with pytest.raises(InvalidInput, match="another file"):
         load_encoder()
     files._shipped.cache_clear()
+
+
+def test_the_shipped_encoder_answers_as_it_did():
+    """Numbers of two random images, in single precision; others are quicker and less exact."""
+    encoder, images = load_encoder(), random_images("leaves", 2, seed=11)
+    found = encoder(images, mirrored=True).detach()
+    wanted = torch.tensor([
+        [4.186, 1.004, 8.536, -9.299, 6.074, -7.403, -4.553, -3.807],
+        [-4.032, 0.184, -0.621, -0.582, -2.929, 1.089, 4.006, 2.377],
+    ])  # fmt: skip
+    places = [0, 100, 116, 73, 1, 13, 4608, 4675]
+    assert torch.allclose(encoder.features**0.5 * found[:, places], wanted, atol=0.2)
+    with torch.no_grad():
+        assert torch.allclose(encoder(images, mirrored=True), found, atol=0.02)
