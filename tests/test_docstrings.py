@@ -22,6 +22,7 @@ PACKAGES = [
     "udpfl.audit",
     "udpfl.comparison",
     "udpfl.data",
+    "udpfl.features",
     "udpfl.attacks",
     "udpfl.federation",
     "udpfl.harmonizer",

@@ -31,8 +31,9 @@ pytestmark = pytest.mark.skipif(
 )
 PUBLIC = (
     "udpfl", "udpfl.accounting", "udpfl.algorithms", "udpfl.attacks", "udpfl.audit",
-    "udpfl.comparison", "udpfl.data", "udpfl.federation", "udpfl.harmonizer", "udpfl.ledger",
-    "udpfl.mechanisms", "udpfl.models", "udpfl.report", "udpfl.trackers", "udpfl.trained",
+    "udpfl.comparison", "udpfl.data", "udpfl.features", "udpfl.federation", "udpfl.harmonizer",
+    "udpfl.ledger", "udpfl.mechanisms", "udpfl.models", "udpfl.report", "udpfl.trackers",
+    "udpfl.trained",
 )  # fmt: skip
 
 

@@ -7,11 +7,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.features.toys import STAGES, TOY  # noqa: E402
 from udpfl.features import Encoder, Recipe, Stage, load_encoder, random_images, train  # noqa: E402
 from udpfl.features.encoder import Filters, Mixtures, prepared  # noqa: E402
 from udpfl.features.training import learn_filters, learn_mixtures  # noqa: E402
-
-TOY = Recipe("spectra", 40, stages=(Stage(8, 5, 2, 4, 6), Stage(8, 3, 1, 0, 5)), patches=800)
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +83,8 @@ def brute_force(filters: Filters, maps: np.ndarray) -> np.ndarray:
 def test_answers_are_those_of_loops_over_patches(toy, number):
     maps = toy.maps(prepared(random_images("leaves", 3)), number).detach()
     wanted = brute_force(toy.stages[number], maps.double().numpy())
-    assert np.allclose(
-        toy.stages[number].answers(maps).detach().numpy(), wanted, atol=1e-3
-    )  # filters of mean 0 in half precision
+    found = toy.stages[number].answers(maps).detach().numpy()
+    assert np.abs(found - wanted).max() < 0.01  # filters of mean 0 were rounded to half precision
 
 
 def test_what_exceeds_a_threshold_is_kept_by_sign(toy):
@@ -132,5 +130,5 @@ def test_mixtures_are_the_strongest_directions_levelled():
     assert np.allclose(found.square().mean(0).numpy(), values[::-1][:3], rtol=0.05)
 
 
-def test_the_sizes_of_the_stages_are_checked():
-    assert Encoder([Stage(8, 5, 2, 4, 6), Stage(8, 3, 1, 0, 5)], parts=2).features == 44
+def test_every_part_has_the_features_of_all_stages():
+    assert Encoder(STAGES, parts=2).features == 44

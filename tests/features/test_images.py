@@ -56,7 +56,7 @@ def test_amplitudes_fall_as_in_photographs(family):
 
 
 def test_leaves_have_edges_that_spectra_have_not():
-    """Differences of neighbours: few are large, so their fourth moment is far above a Gaussian's."""
+    """Few differences of neighbours are large: their fourth moment is far above a Gaussian's."""
 
     def peakedness(family):
         images = random_images(family, 60).mean(1)

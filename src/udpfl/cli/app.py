@@ -88,7 +88,7 @@ def _spelled(parameter: str) -> str:
 
     if parameter.isupper():
         return parameter
-    if parameter in ("config", "ledger", "client", "file", "run", "policy"):
+    if parameter in ("config", "ledger", "client", "file", "run", "policy", "encoder"):
         return parameter.upper()  # arguments without a name of their own
     key = "." in parameter or parameter in Config.model_fields
     return parameter if key else f"--{parameter.replace('_', '-')}"

@@ -107,11 +107,11 @@ def show(
         drawn = random_images(
             family or recipe["family"], count, size=recipe["size"], seed=recipe["seed"]
         )
-        _draw(images, drawn)
+        _draw("images", images, drawn)
     if filters is not None:
-        weight = load_encoder(encoder).stages[0].patches.weight.detach()
-        weight = weight[: _ROWS * _COLUMNS]
-        _draw(filters, (weight / weight.abs().amax((1, 2, 3), keepdim=True) + 1) / 2)
+        first: Any = load_encoder(encoder).stages[0]
+        weight = first.patches.weight[: _ROWS * _COLUMNS]
+        _draw("filters", filters, (weight / weight.abs().amax((1, 2, 3), keepdim=True) + 1) / 2)
 
 
 def _recipe(family: str, images: int, filters: str, seed: int) -> Any:
@@ -125,9 +125,9 @@ def _recipe(family: str, images: int, filters: str, seed: int) -> Any:
     try:
         counts = [int(word) for word in filters.split(",")]
     except ValueError:
-        raise InvalidInput("--filters", f"must be numbers, as 512,768: {filters!r}") from None
+        raise InvalidInput("filters", f"must be numbers, as 512,768: {filters!r}") from None
     if not 1 <= len(counts) <= len(recipe.stages) or min(counts) < 1:
-        raise InvalidInput("--filters", f"takes 1 to {len(recipe.stages)} numbers above 0")
+        raise InvalidInput("filters", f"takes 1 to {len(recipe.stages)} numbers above 0")
     last = len(counts) - 1
     own = [
         replace(
@@ -143,32 +143,31 @@ def _recipe(family: str, images: int, filters: str, seed: int) -> Any:
 
 
 def _device(name: str) -> str:
-    import torch
+    from udpfl.federation.builders import choose_device
 
-    if name != "auto":
-        try:
-            return str(torch.device(name))
-        except RuntimeError:
-            raise InvalidInput("--device", f"must be cpu, cuda or auto: {name!r}") from None
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        return str(choose_device(name))
+    except RuntimeError:
+        raise InvalidInput("device", f"must be cpu, cuda or auto: {name!r}") from None
 
 
 def _said(about: dict[str, Any], name: str) -> str:
     recipe = about["recipe"]
     seconds = sum(piece["seconds"] for piece in about["log"])
+    device = about["log"][-1]["device"] if about["log"] else "an unknown device"
     filters = ", ".join(str(stage["filters"]) for stage in recipe["stages"])
     numbers = sum(stage["features"] for stage in recipe["stages"]) * recipe["parts"] ** 2
     return "\n".join([
         f"{name}: {about['bytes'] / 1e6:.1f} MB, {about['licence']}",
         f"  SHA-256   {about['sha256']}",
         f"  trained   on {recipe['images']:,} random images ({recipe['family']}, seed "
-        f"{recipe['seed']}), no real one, in {seconds / 60:.1f} min on {about['log'][-1]['device']}",
+        f"{recipe['seed']}), no real one, in {seconds / 60:.1f} min on {device}",
         f"  filters   {filters}",
         f"  features  {numbers:,} of an image",
     ])  # fmt: skip
 
 
-def _draw(path: Path, pictures: Tensor) -> None:
+def _draw(option: str, path: Path, pictures: Tensor) -> None:
     """A sheet of pictures [n, 3, height, width] between 0 and 1."""
     from PIL import Image
 
@@ -183,4 +182,4 @@ def _draw(path: Path, pictures: Tensor) -> None:
     try:
         Image.fromarray(pixels).save(path)
     except (OSError, ValueError) as error:
-        raise InvalidInput("--images", f"cannot write {path}: {error}") from None
+        raise InvalidInput(option, f"cannot write {path}: {error}") from None

@@ -4,7 +4,6 @@ from udpfl.errors import MissingExtra
 
 try:
     import torch as _torch  # noqa: F401
-    from safetensors import safe_open as _safe_open  # noqa: F401
 except ImportError:
     raise MissingExtra("torch", "train") from None
 

@@ -31,11 +31,20 @@ _SMALL, _USUAL, _LARGE = 24, 32, 40
 
 @dataclass(frozen=True)
 class Stage:
-    """How large a stage is."""
+    """How large a stage is.
+
+    Example:
+        >>> from udpfl.features import Stage
+        >>> Stage(filters=512, kernel=6, stride=2, channels=64, features=512).side(32)
+        14
+    """
 
     filters: int
+    """Patches in the dictionary."""
     kernel: int
+    """Positions along a side of a patch."""
     stride: int
+    """Positions from one patch to the next."""
     channels: int
     """Mixtures that the next stage sees; of the last stage, none."""
     features: int
@@ -84,7 +93,8 @@ class Filters(nn.Module):
             found = self.patches(maps)
         else:
             found = F.conv2d(maps.to(dtype), self.patches.weight.to(dtype), stride=self.stride)
-        return found * scale.to(dtype) - self.offset.to(dtype)[:, None, None]
+        answers: Tensor = found * scale.to(dtype) - self.offset.to(dtype)[:, None, None]
+        return answers
 
 
 class Mixtures(nn.Module):
@@ -147,7 +157,7 @@ class Encoder(nn.Module):
         return self.combine(self.averages(prepared(images), mirrored))
 
     def averages(self, images: Tensor, mirrored: bool = False) -> list[Tensor]:
-        """Answers of each stage to prepared images, averaged over parts [n, channels, parts, parts].
+        """Answers of each stage to prepared images, averaged [n, channels, parts, parts].
 
         Those to the mirror image are averaged in at the same parts.
         """
@@ -207,7 +217,7 @@ def prepared(images: Tensor) -> Tensor:
 
 def _product_type(maps: Tensor) -> torch.dtype:
     """What filters are multiplied in: bfloat16 where it is quick and nothing is trained."""
-    is_exported = torch.jit.is_tracing() or torch.compiler.is_compiling()
+    is_exported = torch._C._get_tracing_state() is not None or torch.compiler.is_compiling()
     if is_exported or torch.is_grad_enabled() or maps.dtype != torch.float32:
         return maps.dtype
     if maps.is_cuda or (maps.device.type == "cpu" and _has_bfloat16()):

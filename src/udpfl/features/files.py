@@ -6,18 +6,14 @@ import copy
 import hashlib
 import json
 import os
+import struct
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import safe_open
-from safetensors.torch import load
-from safetensors.torch import save as to_bytes
-
-from udpfl.errors import InvalidInput
+from udpfl.errors import InvalidInput, MissingExtra
 from udpfl.features.encoder import Encoder, Stage
 
 FORMAT = "udpfl encoder 1"
@@ -36,16 +32,30 @@ def save(path: Path, encoder: Encoder, about: Mapping[str, Any]) -> None:
         path: The file.
         encoder: What to write.
         about: Recipe and log, for the header.
+
+    Raises:
+        InvalidInput: It has numbers that half precision cannot hold, or the file cannot be written.
+
+    Example:
+        >>> from dataclasses import asdict
+        >>> from pathlib import Path
+        >>> from udpfl.features import Recipe, describe, load_encoder, save
+        >>> save(Path("mine.safetensors"), load_encoder(), {"recipe": asdict(Recipe()), "log": []})
+        >>> describe(Path("mine.safetensors"))["recipe"]["family"]
+        'leaves'
     """
     tensors = {}
     for name, own in encoder.state_dict().items():
-        if own.abs().max() > _LARGEST:
+        if not own.abs().max() <= _LARGEST:  # NaN is not either
             raise InvalidInput("encoder", f"{name} has numbers that half precision cannot hold")
         tensors[name] = own.half().cpu().contiguous()
     header = {"format": FORMAT, "licence": LICENCE, "about": json.dumps(about)}
     part = path.with_name(f"{path.name}.part")
-    part.write_bytes(to_bytes(tensors, header))
-    os.replace(part, path)
+    try:
+        part.write_bytes(stored().save(tensors, header))
+        os.replace(part, path)
+    except OSError as error:
+        raise InvalidInput("out", f"cannot write {path}: {error.strerror}") from None
 
 
 def describe(path: Path) -> dict[str, Any]:
@@ -54,15 +64,19 @@ def describe(path: Path) -> dict[str, Any]:
     Args:
         path: The file.
 
+    Returns:
+        `recipe`, `log`, `licence`, `sha256` and `bytes`.
+
     Raises:
         InvalidInput: It is no encoder.
+
+    Example:
+        >>> from udpfl.features import describe, shipped_path
+        >>> describe(shipped_path())["recipe"]["images"]
+        4000
     """
     data = _read(path)
-    return {
-        "sha256": hashlib.sha256(data).hexdigest(),
-        "bytes": len(data),
-        **_header(path),
-    }
+    return {**_header(path, data), "sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
 
 
 def load_encoder(path: Path | None = None, sha256: str | None = None) -> Encoder:
@@ -89,11 +103,11 @@ def load_encoder(path: Path | None = None, sha256: str | None = None) -> Encoder
     found = hashlib.sha256(data).hexdigest()
     if sha256 is not None and found != sha256.lower():
         raise InvalidInput("encoder", f"{path} has SHA-256 {found}, not {sha256}: another file")
-    recipe = _header(path)["recipe"]
+    recipe = _header(path, data)["recipe"]
     try:
         stages = [Stage(**own) for own in recipe["stages"]]
         encoder = Encoder(stages, recipe["parts"])
-        encoder.load_state_dict({key: own.float() for key, own in load(data).items()})
+        encoder.load_state_dict({key: own.float() for key, own in stored().load(data).items()})
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise InvalidInput(
             "encoder", f"{path} does not hold what its header says: {error}"
@@ -104,13 +118,31 @@ def load_encoder(path: Path | None = None, sha256: str | None = None) -> Encoder
 
 
 def shipped_path() -> Path:
-    """Where the encoder that comes with the package lies."""
+    """Where the encoder that comes with the package lies.
+
+    Returns:
+        Its path.
+
+    Example:
+        >>> from udpfl.features import shipped_path
+        >>> shipped_path().name
+        'encoder.safetensors'
+    """
     return Path(str(files("udpfl.features"))) / SHIPPED
 
 
 @cache
 def _shipped() -> Encoder:
     return load_encoder(shipped_path(), SHIPPED_SHA256)
+
+
+def stored() -> Any:
+    """What reads and writes tensors; networks can be imported where it is not installed."""
+    try:
+        from safetensors import torch as safetensors
+    except ImportError:
+        raise MissingExtra("safetensors", "train") from None
+    return safetensors
 
 
 def _read(path: Path) -> bytes:
@@ -120,13 +152,17 @@ def _read(path: Path) -> bytes:
         raise InvalidInput("encoder", f"cannot read {path}: {error.strerror}") from None
 
 
-def _header(path: Path) -> dict[str, Any]:
+def _header(path: Path, data: bytes) -> dict[str, Any]:
+    """What the header of these bytes says; they are not read again, so it is that of the hash."""
     try:
-        with safe_open(path, "pt") as opened:
-            found = opened.metadata() or {}
+        stored().load(data)  # which looks at all lengths
+        (length,) = struct.unpack("<Q", data[:8])
+        found = json.loads(data[8 : 8 + length]).get("__metadata__", {})
         if found.get("format") != FORMAT:
             raise ValueError(f"its format is {found.get('format')!r}, not {FORMAT!r}")
-        about: dict[str, Any] = json.loads(found["about"])
-        return {**about, "licence": found["licence"]}
+        about = json.loads(found["about"])
+        return {"recipe": about["recipe"], "log": about["log"], "licence": found["licence"]}
+    except MissingExtra:
+        raise
     except Exception as error:  # safetensors raises its own type for each kind of damage
         raise InvalidInput("encoder", f"{path} is not an encoder's file: {error}") from None

@@ -190,7 +190,8 @@ def _spectrum(draw: _Draw, side: int, channels: int, least: float, most: float) 
     waves = torch.fft.rfft2(draw.grid(channels, side)) * frequency ** -draw.between(least, most)
     waves[..., 0, 0] = 0
     noise = torch.fft.irfft2(waves, s=(side, side))
-    return noise / noise.std((1, 2, 3), keepdim=True)
+    even: Tensor = noise / noise.std((1, 2, 3), keepdim=True)
+    return even
 
 
 def _random_layer(draw: _Draw, field: Tensor, out: int) -> Tensor:

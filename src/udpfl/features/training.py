@@ -15,18 +15,17 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from safetensors.torch import load_file
-from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from udpfl.errors import InvalidInput
 from udpfl.features.encoder import STAGES, Encoder, Filters, Mixtures, Stage, prepared
-from udpfl.features.files import save
+from udpfl.features.files import save, stored
 from udpfl.features.images import random_images
 
 Progress = Callable[[str, int, int], None]
@@ -42,15 +41,24 @@ _LEAST_ROWS = 40_000
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that decides an encoder."""
+    """All that decides an encoder; the defaults are those of the one that is shipped.
+
+    Example:
+        >>> from udpfl.features import Recipe
+        >>> Recipe(family="mixed", images=2000).stages[0].filters
+        512
+    """
 
     family: str = "leaves"
     """Of random images."""
     images: int = 4000
+    """How many random images it is trained on."""
     size: int = 32
     """Pixels along a side."""
     seed: int = 0
+    """Decides the images and the first patches."""
     stages: tuple[Stage, ...] = STAGES
+    """How large each stage is."""
     parts: int = 3
     """Along each side, over which answers are averaged."""
     patches: int = 100_000
@@ -97,6 +105,7 @@ def train(
         InvalidInput: The recipe cannot be followed.
 
     Example:
+        >>> from pathlib import Path
         >>> from udpfl.features import Recipe, Stage, train
         >>> toy = Recipe("spectra", 20, stages=(Stage(8, 5, 2, 0, 6),), patches=500)
         >>> train(toy, Path("toy.safetensors"))
@@ -140,20 +149,25 @@ class _Training:
         self.ends = float("inf") if minutes is None else time.monotonic() + 60 * minutes
         self.encoder = Encoder(recipe.stages, recipe.parts).to(device).requires_grad_(False)
         self.images = torch.empty(0)
+        self.has_made = False
+        """Whether this call has made a piece itself."""
         self.log: list[dict[str, Any]] = []
 
     def run(self) -> bool:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidInput("out", f"cannot write beside {self.out}: {error.strerror}") from None
         pieces = -(-self.recipe.images // _PIECE)
         drawn = []
         for number in range(pieces):
             self.progress("drawing random images", number, pieces)
-            drawn.append(self._piece(f"images-{number}", lambda n=number: self._drawn(n))["images"])
+            drawn.append(self._piece(f"images-{number}", partial(self._drawn, number))["images"])
             if self._is_late():
                 return False
         self.images = torch.cat(drawn)
         for number in range(len(self.recipe.stages)):
-            piece = self._piece(f"stage-{number + 1}", lambda n=number: self._stage(n))
+            piece = self._piece(f"stage-{number + 1}", partial(self._stage, number))
             self.encoder.load_state_dict(piece, strict=False)
             if self._is_late():
                 return False
@@ -165,7 +179,8 @@ class _Training:
         return True
 
     def _is_late(self) -> bool:
-        return time.monotonic() > self.ends
+        """Whether to stop; a call that only read what others had made would never get further."""
+        return self.has_made and time.monotonic() > self.ends
 
     def _piece(self, name: str, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
         """A piece that was kept, or one that is made and kept now."""
@@ -176,12 +191,11 @@ class _Training:
                 made = {key: own.cpu().contiguous() for key, own in make().items()}
             told = {"piece": name, "seconds": round(time.monotonic() - began, 1)}
             told["device"] = str(self.device)
-            half = path.with_suffix(".part")
-            half.write_bytes(to_bytes(made))
-            os.replace(half, path)
-            note.write_text(json.dumps(told))
+            _keep(path, stored().save(made))
+            _keep(note, json.dumps(told).encode())
+            self.has_made = True
         self.log.append(json.loads(note.read_text()))
-        return {key: own.to(self.device) for key, own in load_file(path).items()}
+        return {key: own.to(self.device) for key, own in stored().load_file(path).items()}
 
     def _drawn(self, number: int) -> dict[str, Tensor]:
         recipe = self.recipe
@@ -236,7 +250,7 @@ def learn_filters(
     filters: Filters, maps: Tensor, recipe: Recipe, progress: Progress, name: str
 ) -> None:
     """The directions of patches that are most common, once all are equally strong."""
-    count, channels = filters.patches.weight.shape[:2]
+    count = len(filters.patches.weight)
     generator = torch.Generator(maps.device).manual_seed(recipe.seed)
     patches = _patches(maps, filters.kernel, recipe.patches, generator)
     if filters.centred:
@@ -299,6 +313,13 @@ def _patches(maps: Tensor, kernel: int, count: int, generator: torch.Generator) 
     rows, columns = (start[:, None] + reach for start in (top, left))
     found = maps[image[:, None, None], :, rows[:, :, None], columns[:, None, :]]
     return found.permute(0, 3, 1, 2).flatten(1)
+
+
+def _keep(path: Path, data: bytes) -> None:
+    """Write a file at once, so that half of it is never found."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_bytes(data)
+    os.replace(part, path)
 
 
 def _below(encoder: Encoder, prefixes: list[str]) -> dict[str, Tensor]:

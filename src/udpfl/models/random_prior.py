@@ -75,7 +75,7 @@ class RandomPrior(nn.Module):
         if scattering:
             self.wavelets = Scattering(input_shape, outputs)
             features += self.wavelets.features
-            self.wavelets.output = nn.Identity()  # only its features are wanted
+            del self.wavelets.output  # only its features are wanted
         self.output = nn.Linear(features, outputs, bias=False)  # features have norm 1
         nn.init.zeros_(self.output.weight)
 
@@ -161,4 +161,7 @@ def _encoder(path: str, sha256: str) -> Encoder:
             "must be given with model.options.encoder, or another file of the same name could take "
             "its place; `udpfl features show FILE` prints it",
         )
-    return load_encoder(Path(path), sha256)
+    try:
+        return load_encoder(Path(path), sha256)
+    except InvalidInput as error:
+        raise InvalidInput("model.options.encoder", error.message) from None
