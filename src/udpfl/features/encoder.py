@@ -20,6 +20,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from udpfl.errors import InvalidInput
+
 COLOURS = 3
 _FLAT = 0.02
 """Added to an image's standard deviation: an image without contrast becomes 0, not noise."""
@@ -27,6 +29,12 @@ _FAR = 5.0
 """Standard deviations at which an answer ends."""
 _SMALL, _USUAL, _LARGE = 24, 32, 40
 """Images with a side outside of 24..40 are brought to 32 along it."""
+
+
+def check_whole(name: str, value: object, least: int, most: int) -> None:
+    """Refuse what is no whole number within these."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise InvalidInput(name, f"must be a whole number from {least} to {most}, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -57,6 +65,21 @@ class Stage:
 
 STAGES = (Stage(512, 6, 2, 64, 512), Stage(768, 4, 1, 0, 256))
 """Those of the encoder that is shipped."""
+
+
+def _check(stages: Sequence[Stage], parts: int) -> None:
+    """Refuse sizes of which no encoder can be made."""
+    check_whole("parts", parts, 1, 8)
+    check_whole("stages", len(stages), 1, 8)
+    for number, stage in enumerate(stages, 1):
+        check_whole(f"stages: filters of stage {number}", stage.filters, 1, 8192)
+        most = 2 * stage.filters
+        for name, least, largest in (
+            ("kernel", 1, 16), ("stride", 1, 16), ("channels", 0, most), ("features", 1, most),
+        ):  # fmt: skip
+            check_whole(f"stages: {name} of stage {number}", getattr(stage, name), least, largest)
+    if [own.channels == 0 for own in stages] != [False] * (len(stages) - 1) + [True]:
+        raise InvalidInput("stages", "every stage but the last needs channels, the last none")
 
 
 class Filters(nn.Module):
@@ -123,6 +146,9 @@ class Encoder(nn.Module):
         stages: How large each is.
         parts: Along each side of an image, parts over which answers are averaged.
 
+    Raises:
+        InvalidInput: There are no stages, or one has a size that is out of range.
+
     Example:
         >>> import torch
         >>> from udpfl.features import Encoder, Stage
@@ -135,6 +161,7 @@ class Encoder(nn.Module):
 
     def __init__(self, stages: Sequence[Stage] = STAGES, parts: int = 3) -> None:
         super().__init__()
+        _check(stages, parts)
         self.shape, self.parts = tuple(stages), parts
         self.stages, self.links, self.outputs = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
         channels = COLOURS

@@ -13,14 +13,17 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from udpfl.errors import InvalidInput, MissingExtra
-from udpfl.features.encoder import Encoder, Stage
+from udpfl.features.encoder import Encoder, Stage, check_whole
 
 FORMAT = "udpfl encoder 1"
 LICENCE = "Apache-2.0"
 SHIPPED = "encoder.safetensors"
 """The encoder that comes with the package, beside this file."""
 SHIPPED_SHA256 = "4f228bc27ae5a789a7ce24f83ea081c40321df758627eab6dea3669bbb0f52d6"
+_LARGEST_FILE = 256 << 20
 _LARGEST = 60_000.0
 """Numbers above it have no half."""
 
@@ -105,10 +108,11 @@ def load_encoder(path: Path | None = None, sha256: str | None = None) -> Encoder
         raise InvalidInput("encoder", f"{path} has SHA-256 {found}, not {sha256}: another file")
     recipe = _header(path, data)["recipe"]
     try:
-        stages = [Stage(**own) for own in recipe["stages"]]
-        encoder = Encoder(stages, recipe["parts"])
-        encoder.load_state_dict({key: own.float() for key, own in stored().load(data).items()})
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        with torch.device("meta"):  # no memory until the tensors are known to be of these sizes
+            encoder = Encoder([Stage(**own) for own in recipe["stages"]], recipe["parts"])
+        tensors = {key: own.float() for key, own in stored().load(data).items()}
+        encoder.load_state_dict(tensors, assign=True)
+    except (KeyError, TypeError, ValueError, RuntimeError, InvalidInput) as error:
         raise InvalidInput(
             "encoder", f"{path} does not hold what its header says: {error}"
         ) from None
@@ -147,9 +151,13 @@ def stored() -> Any:
 
 def _read(path: Path) -> bytes:
     try:
+        if not path.is_file():  # what is no file may have no end
+            raise InvalidInput("encoder", f"cannot read {path}: there is no such file")
+        if path.stat().st_size > _LARGEST_FILE:
+            raise InvalidInput("encoder", f"{path} is larger than any encoder's file")
         return path.read_bytes()
-    except OSError as error:
-        raise InvalidInput("encoder", f"cannot read {path}: {error.strerror}") from None
+    except (OSError, ValueError) as error:  # a path with a zero byte is a ValueError
+        raise InvalidInput("encoder", f"cannot read {path}: {error}") from None
 
 
 def _header(path: Path, data: bytes) -> dict[str, Any]:
@@ -161,7 +169,14 @@ def _header(path: Path, data: bytes) -> dict[str, Any]:
         if found.get("format") != FORMAT:
             raise ValueError(f"its format is {found.get('format')!r}, not {FORMAT!r}")
         about = json.loads(found["about"])
-        return {"recipe": about["recipe"], "log": about["log"], "licence": found["licence"]}
+        recipe, log, licence = about["recipe"], about["log"], found["licence"]
+        if not (licence.isprintable() and recipe["family"].isprintable()):
+            raise ValueError("its licence or its family is not printable")
+        if not all(str(own["device"]).isprintable() and own["seconds"] >= 0 for own in log):
+            raise ValueError("its log is not that of a training")
+        for name in ("images", "size", "seed"):
+            check_whole(name, recipe[name], 0, 2**63)
+        return {"recipe": recipe, "log": log, "licence": licence}
     except MissingExtra:
         raise
     except Exception as error:  # safetensors raises its own type for each kind of damage

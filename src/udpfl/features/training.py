@@ -14,6 +14,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,15 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from udpfl.errors import InvalidInput
-from udpfl.features.encoder import STAGES, Encoder, Filters, Mixtures, Stage, prepared
+from udpfl.features.encoder import (
+    STAGES,
+    Encoder,
+    Filters,
+    Mixtures,
+    Stage,
+    check_whole,
+    prepared,
+)
 from udpfl.features.files import save, stored
 from udpfl.features.images import random_images
 
@@ -112,25 +121,36 @@ def train(
         True
     """
     check(recipe)
+    _check_place(out)
     return _Training(recipe, out, torch.device(device), progress, minutes).run()
 
 
 def check(recipe: Recipe) -> None:
     """Refuse a recipe that cannot be followed."""
+    for name, least, most in (
+        ("images", 10, 10**6), ("seed", 0, 2**31 - 1), ("parts", 1, 8), ("iterations", 0, 1000),
+        ("patches", 1, 10**7),
+    ):  # fmt: skip
+        check_whole(name, getattr(recipe, name), least, most)
+    for name in ("floor", "whitening", "threshold", "levelling"):
+        if not 0 < getattr(recipe, name) < 100:
+            raise InvalidInput(name, f"must be above 0 and below 100: {getattr(recipe, name)!r}")
     random_images(recipe.family, 1, size=recipe.size)
-    if recipe.images < 10:
-        raise InvalidInput("images", f"must be from 10, got {recipe.images}")
+    with torch.device("meta"):
+        Encoder(recipe.stages, recipe.parts)
     if recipe.patches < 2 * max(stage.filters for stage in recipe.stages):
         raise InvalidInput("patches", "must be at least two for every filter")
-    side, last = recipe.size, len(recipe.stages) - 1
+    side = recipe.size
     for number, stage in enumerate(recipe.stages):
         side = stage.side(side)
         if side < recipe.parts:
             raise InvalidInput("stages", f"stage {number + 1} leaves {side} positions along a side")
-        if (stage.channels == 0) != (number == last):
-            raise InvalidInput("stages", "every stage but the last needs channels, the last none")
-        if max(stage.channels, stage.features) > 2 * stage.filters:
-            raise InvalidInput("stages", "a stage has at most two mixtures for every filter")
+
+
+def _check_place(out: Path) -> None:
+    """Refuse a file that could not be written in the end."""
+    if not out.name or out.is_dir():
+        raise InvalidInput("out", f"{out} is a folder; name the file to write")
 
 
 class _Training:
@@ -173,29 +193,45 @@ class _Training:
                 return False
         self.encoder.load_state_dict(self._piece("features", self._outputs), strict=False)
         save(self.out, self.encoder, {"recipe": asdict(self.recipe), "log": self.log})
-        for path in self.folder.iterdir():
-            path.unlink()
-        self.folder.rmdir()
+        for told in self.log:
+            for path in self._places(told["piece"]):
+                path.unlink(missing_ok=True)
+        with suppress(OSError):  # what somebody else has put there stays
+            self.folder.rmdir()
         return True
 
     def _is_late(self) -> bool:
         """Whether to stop; a call that only read what others had made would never get further."""
         return self.has_made and time.monotonic() > self.ends
 
+    def _places(self, name: str) -> tuple[Path, Path]:
+        return self.folder / f"{name}.safetensors", self.folder / f"{name}.json"
+
     def _piece(self, name: str, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
         """A piece that was kept, or one that is made and kept now."""
-        path, note = self.folder / f"{name}.safetensors", self.folder / f"{name}.json"
-        if not (path.exists() and note.exists()):
+        found = self._kept(name)
+        if found is None:
             began = time.monotonic()
             with torch.no_grad():
-                made = {key: own.cpu().contiguous() for key, own in make().items()}
+                found = {key: own.cpu().contiguous() for key, own in make().items()}
             told = {"piece": name, "seconds": round(time.monotonic() - began, 1)}
             told["device"] = str(self.device)
-            _keep(path, stored().save(made))
+            path, note = self._places(name)
+            _keep(path, stored().save(found))
             _keep(note, json.dumps(told).encode())
+            self.log.append(told)
             self.has_made = True
-        self.log.append(json.loads(note.read_text()))
-        return {key: own.to(self.device) for key, own in stored().load_file(path).items()}
+        return {key: own.to(self.device) for key, own in found.items()}
+
+    def _kept(self, name: str) -> dict[str, Tensor] | None:
+        """A piece of an earlier call; one that is damaged is made again."""
+        path, note = self._places(name)
+        try:
+            told, found = json.loads(note.read_text()), stored().load(path.read_bytes())
+        except Exception:  # safetensors raises its own type for each kind of damage
+            return None
+        self.log.append(told)
+        return dict(found)
 
     def _drawn(self, number: int) -> dict[str, Tensor]:
         recipe = self.recipe

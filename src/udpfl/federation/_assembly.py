@@ -41,7 +41,7 @@ from udpfl.federation.watchers import (
 )
 from udpfl.ledger.charges import TRUSTED
 from udpfl.ledger.ledger import Ledger
-from udpfl.models import RandomPrior
+from udpfl.models import BUILT_IN, RandomPrior
 from udpfl.runs.targets import Target
 
 
@@ -150,7 +150,7 @@ class Assembly:
                 *((noise.claim,) if noise else ()),
                 *match_notes(self.stored.plans),
                 *shuffle_notes(setup.config, self.stored.plans, keeps_state),
-                *((setup.network.origin,) if isinstance(setup.network, RandomPrior) else ()),
+                *_origin(setup),
             ),
         )
 
@@ -215,3 +215,10 @@ class Assembly:
     def _due(self, every: int) -> Callable[[int], bool]:
         """Whether something that is done every so many rounds, and in the last, is due."""
         return lambda round_: round_ == len(self.selection) or round_ % every == 0
+
+
+def _origin(setup: Setup) -> tuple[str, ...]:
+    """What an encoder has seen; of a network that was handed over nobody knows."""
+    network = setup.network
+    is_named = BUILT_IN.get(setup.config.model.name) is RandomPrior
+    return (network.origin,) if is_named and isinstance(network, RandomPrior) else ()

@@ -56,7 +56,7 @@ class FixedPart:
             is_same = True
             for start in range(0, len(records), _BATCH):
                 rows = slice(start, start + _BATCH)
-                features[rows] = self._computed(records, rows)
+                features[rows] = self._computed_in_full(records, rows)
                 after = [self._computed(records, one) for one in reversed(asked)]
                 is_same = is_same and all(map(_equal, reversed(after), before))
         is_same = is_same and all(map(torch.equal, buffers, self._fixed.buffers()))
@@ -67,6 +67,22 @@ class FixedPart:
                 "record would change the result of another"
             )
         return features
+
+    def _computed_in_full(self, records: Tensor, rows: slice) -> Tensor:
+        """Features of a batch, filled up with its last record where it is the short one.
+
+        Products are rounded in another way in batches of another size: without this a record that
+        leaves would change the features of others a little.
+        """
+        short = records[rows]
+        missing = _BATCH - len(short)
+        if not missing or self._together == self._one_by_one:
+            return self._computed(records, rows)
+        whole = torch.cat([short, short[-1:].expand(missing, *short.shape[1:])])
+        try:
+            return self._computed(whole, slice(0, len(whole)))[: len(short)]
+        except Exception:
+            return self._computed(records, rows)  # which names the record that cannot be computed
 
     def _copied(self, rows: Tensor) -> Tensor:
         """On the device, and not the user's own memory: a network may write to its input."""

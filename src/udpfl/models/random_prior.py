@@ -63,6 +63,7 @@ class RandomPrior(nn.Module):
     ) -> None:
         super().__init__()
         _check(input_shape, finetune, scattering)
+        _check_types(mirrored, scattering, encoder, sha256)
         self.finetune = finetune
         self.input_shape = tuple(input_shape)
         self.mirrored = input_shape[0] == COLOURS if mirrored is None else mirrored
@@ -81,15 +82,18 @@ class RandomPrior(nn.Module):
 
     @property
     def origin(self) -> str:
-        """What a statement of privacy has to say of the encoder."""
+        """What a statement has to say of the encoder, where this network began as it was built."""
+        trained = (
+            "" if self.finetune == "none" else ", before this run trained it within its budget"
+        )
         if self.sha256:
             return (
-                f"features: of an encoder of one's own (SHA-256 {self.sha256}); no budget was "
-                "spent on it, which holds only if it has seen none of these records"
+                f"features: of an encoder of one's own (SHA-256 {self.sha256}){trained}; no budget "
+                "was spent on it, which holds only if it has seen none of these records"
             )
         return (
             "features: of an encoder that was trained on random images; no real image was used "
-            f"for it (SHA-256 {SHIPPED_SHA256})"
+            f"for it{trained} (SHA-256 {SHIPPED_SHA256})"
         )
 
     def precompute(self, images: Tensor) -> Tensor:
@@ -148,6 +152,19 @@ def _check(input_shape: Sequence[int], finetune: str, scattering: bool) -> None:
         )
     if finetune != "none" and scattering:
         raise InvalidInput("model.options.scattering", 'goes with finetune = "none" only')
+
+
+def _check_types(mirrored: object, scattering: object, encoder: object, sha256: object) -> None:
+    """A text such as "false" is not false."""
+    for name, value, kinds in (
+        ("mirrored", mirrored, (bool, type(None))),
+        ("scattering", scattering, (bool,)),
+        ("encoder", encoder, (str,)),
+        ("sha256", sha256, (str,)),
+    ):
+        if not isinstance(value, kinds):
+            asked = "a text" if kinds == (str,) else "true or false"
+            raise InvalidInput(f"model.options.{name}", f"must be {asked}, got {value!r}")
 
 
 def _encoder(path: str, sha256: str) -> Encoder:
