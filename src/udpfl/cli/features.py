@@ -44,7 +44,7 @@ def train(
             show_default=False,
         ),
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+    device: Annotated[str, typer.Option(help="Where to train: cpu, cuda or auto.")] = "auto",
     progress: ShowProgress = None,
 ) -> None:
     """Train an encoder on random images; no file is read.
@@ -56,7 +56,7 @@ def train(
 
     udpfl features train
 
-    udpfl features train --family mixed --filters 64,64 --images 2000 --out small.safetensors
+    udpfl features train --family mixed --filters 64,64 --out small.safetensors
     """
     from udpfl.features import describe
     from udpfl.features import train as train_encoder
