@@ -75,10 +75,9 @@ def test_sheets_are_pictures(capsys, tmp_path):
     columns, rows = verbs._COLUMNS, verbs._ROWS
     with image.open(images) as sheet:
         assert sheet.format == "PNG"
-        assert sheet.size == (1024 // (33 * columns) * 33 * columns, 1 * 33 * rows)
+        assert sheet.size == (2 * 33 * columns, 2 * 33 * rows)
     with image.open(filters) as sheet:  # patches of 6 × 6, with a line between them
-        larger = 1024 // (7 * columns)
-        assert sheet.size == (larger * 7 * columns, larger * 7 * rows)
+        assert sheet.size == (8 * 7 * columns, 8 * 7 * rows)
         assert len(sheet.getcolors(1 << 20)) > 100
 
 
@@ -89,7 +88,7 @@ def test_sheets_are_pictures(capsys, tmp_path):
         (("train", "--filters", "8,8,8"), "--filters: takes 1 to 2"),
         (("train", "--filters", "0"), "--filters: takes 1 to 2"),
         (("train", "--family", "cats"), "--family: must be one of leaves"),
-        (("train", "--images", "5"), "--images: must be from 10"),
+        (("train", "--images", "5"), "--images: must be a whole number from 10"),
         (("train", "--device", "toaster"), "device: must be cpu, cuda or auto"),
         (("train", "--out", "file/a"), "out: cannot write beside file/a"),
         (("show", "nothing"), "ENCODER: cannot read nothing"),

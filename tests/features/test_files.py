@@ -188,3 +188,36 @@ def test_the_shipped_encoder_answers_as_it_did():
     assert torch.allclose(encoder.features**0.5 * found[:, places], wanted, atol=0.2)
     with torch.no_grad():
         assert torch.allclose(encoder(images, mirrored=True), found, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"filters": 2_000_000}, {"stride": 0}, {"kernel": 1.5}, {"filters": True}]
+)
+def test_sizes_are_checked_before_memory_is_taken(path, sizes):
+    recipe = asdict(TOY)
+    recipe["stages"] = [{**recipe["stages"][0], **sizes}, *recipe["stages"][1:]]
+    rewritten(path, about=json.dumps({"recipe": recipe, "log": []}))
+    with pytest.raises(InvalidInput, match="does not hold what its header says"):
+        load_encoder(path)
+
+
+@pytest.mark.parametrize("parts", [0, -1, True, "3", None, 1000])
+def test_parts_are_a_small_whole_number(path, parts):
+    rewritten(path, about=json.dumps({"recipe": {**asdict(TOY), "parts": parts}, "log": []}))
+    with pytest.raises(InvalidInput, match="parts"):
+        load_encoder(path)
+
+
+def test_what_is_no_file_is_not_read(tmp_path):
+    import os
+
+    os.mkfifo(tmp_path / "pipe")
+    for other in (tmp_path / "pipe", tmp_path):
+        with pytest.raises(InvalidInput, match="it is not a file"):
+            load_encoder(other)
+
+
+def test_a_header_that_writes_to_the_terminal_is_refused(path):
+    rewritten(path, licence="\x1b]0;title\x07")
+    with pytest.raises(InvalidInput, match="not printable"):
+        describe(path)

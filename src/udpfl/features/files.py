@@ -151,13 +151,17 @@ def stored() -> Any:
 
 def _read(path: Path) -> bytes:
     try:
-        if not path.is_file():  # what is no file may have no end
-            raise InvalidInput("encoder", f"cannot read {path}: there is no such file")
+        if path.exists() and not path.is_file():  # what is no file may have no end
+            raise OSError("it is not a file")
         if path.stat().st_size > _LARGEST_FILE:
-            raise InvalidInput("encoder", f"{path} is larger than any encoder's file")
+            raise OSError("it is larger than any encoder's file")
         return path.read_bytes()
     except (OSError, ValueError) as error:  # a path with a zero byte is a ValueError
-        raise InvalidInput("encoder", f"cannot read {path}: {error}") from None
+        raise InvalidInput("encoder", f"cannot read {path}: {_said(error)}") from None
+
+
+def _said(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
 
 
 def _header(path: Path, data: bytes) -> dict[str, Any]:
@@ -170,11 +174,11 @@ def _header(path: Path, data: bytes) -> dict[str, Any]:
             raise ValueError(f"its format is {found.get('format')!r}, not {FORMAT!r}")
         about = json.loads(found["about"])
         recipe, log, licence = about["recipe"], about["log"], found["licence"]
-        if not (licence.isprintable() and recipe["family"].isprintable()):
+        if not (licence.isprintable() and str(recipe.get("family", "")).isprintable()):
             raise ValueError("its licence or its family is not printable")
         if not all(str(own["device"]).isprintable() and own["seconds"] >= 0 for own in log):
             raise ValueError("its log is not that of a training")
-        for name in ("images", "size", "seed"):
+        for name in {"images", "size", "seed"} & recipe.keys():
             check_whole(name, recipe[name], 0, 2**63)
         return {"recipe": recipe, "log": log, "licence": licence}
     except MissingExtra:
