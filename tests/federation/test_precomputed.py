@@ -9,7 +9,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from tests.federation.samples import blobs
-from udpfl import Unsupported
+from udpfl import InvalidInput, Unsupported
+from udpfl.federation import _fixed_part
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -78,3 +79,36 @@ def test_features_see_one_record_at_a_time(federate):
 def test_features_that_answer_the_same_record_in_two_ways_are_refused(federate, kind):
     with pytest.raises(Unsupported, match="two different results"):
         federate(given=blobs(), net=kind())
+
+
+def test_all_batches_are_as_wide_as_each_other(monkeypatch):
+    """Products are rounded by the width of a batch: a record that leaves must not change it."""
+    widths = []
+    computed = _fixed_part.FixedPart._computed
+
+    def counted(self, records, rows):
+        widths.append(len(records[rows]))
+        return computed(self, records, rows)
+
+    monkeypatch.setattr(_fixed_part.FixedPart, "_computed", counted)
+    fixed = _fixed_part.FixedPart(Prepared(), torch.device("cpu"), "data")
+    records = torch.randn(130, 4)
+    for count in (130, 129, 100, 3):
+        widths.clear()
+        features = fixed.features(records[:count])
+        assert set(widths) - {1} == {_fixed_part._BATCH}
+        assert torch.equal(features, Prepared().precompute(records[:count]))
+
+
+def test_a_record_that_cannot_be_computed_is_named_in_the_last_batch_too():
+    class Refusing(Prepared):
+        def precompute(self, x):
+            if x.is_floating_point() and bool((x[..., :1] > 1e8).any()):
+                raise RuntimeError("too large")
+            return super().precompute(x)
+
+    records = torch.randn(103, 4)
+    records[101, 0] = 1e9
+    fixed = _fixed_part.FixedPart(Refusing(), torch.device("cpu"), "data")
+    with pytest.raises(InvalidInput, match="record 101"):
+        fixed.features(records)

@@ -265,8 +265,32 @@ def test_a_run_says_what_the_encoder_has_seen(tmp_path, small):
     assert done.privacy.kind == "guarantee"
     assert any(note in own for own in done.privacy.notes)
     assert note in (tmp_path / "own" / "summary.json").read_text()
-    shipped = RandomPrior((1, 8, 8), 2).origin
-    assert "no real image was used" in shipped
+    shipped = RandomPrior((1, 8, 8), 2)
+    assert "no real image was used" in shipped.origin
+    assert "within its budget" not in shipped.origin
+    assert "before this run trained it within its budget" in (
+        RandomPrior((1, 8, 8), 2, finetune="last").origin
+    )
+
+
+def test_of_a_network_that_was_handed_over_nobody_knows_what_it_has_seen(tmp_path, small):
+    """It may have been trained on the records of an earlier run."""
+    private = {"mechanism": "gaussian", "epsilon": 8.0}
+    network = RandomPrior((1, 8, 8), 3, **small)
+    asked = {**settings(tmp_path / "own", {}, privacy=private)}
+    asked.pop("model", None)
+    done = udpfl.run(asked, model=network, data=pictures())
+    assert done.privacy.kind == "guarantee"
+    assert not any("features:" in own for own in done.privacy.notes)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"mirrored": "false"}, {"scattering": "no"}, {"encoder": 5}, {"sha256": 5}]
+)
+def test_options_of_another_type_are_refused(wrong):
+    (name,) = wrong
+    with pytest.raises(InvalidInput, match=rf"^model\.options\.{name}: must be"):
+        RandomPrior((1, 8, 8), 2, **wrong)
 
 
 def test_a_run_whose_encoder_was_replaced_is_not_gone_on_with(tmp_path, small):
