@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from udpfl.errors import InvalidInput, MissingExtra
 from udpfl.features.encoder import Encoder, Stage, check_whole
@@ -53,12 +54,17 @@ def save(path: Path, encoder: Encoder, about: Mapping[str, Any]) -> None:
             raise InvalidInput("encoder", f"{name} has numbers that half precision cannot hold")
         tensors[name] = own.half().cpu().contiguous()
     header = {"format": FORMAT, "licence": LICENCE, "about": json.dumps(about)}
-    part = path.with_name(f"{path.name}.part")
     try:
-        part.write_bytes(stored().save(tensors, header))
-        os.replace(part, path)
+        write_whole(path, stored().save(tensors, header))
     except OSError as error:
         raise InvalidInput("out", f"cannot write {path}: {error.strerror}") from None
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file at once, so that half of it is never found."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_bytes(data)
+    os.replace(part, path)
 
 
 def describe(path: Path) -> dict[str, Any]:
@@ -79,7 +85,8 @@ def describe(path: Path) -> dict[str, Any]:
         4000
     """
     data = _read(path)
-    return {**_header(path, data), "sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+    header, _ = _parsed(path, data)
+    return {**header, "sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
 
 
 def load_encoder(path: Path | None = None, sha256: str | None = None) -> Encoder:
@@ -106,12 +113,12 @@ def load_encoder(path: Path | None = None, sha256: str | None = None) -> Encoder
     found = hashlib.sha256(data).hexdigest()
     if sha256 is not None and found != sha256.lower():
         raise InvalidInput("encoder", f"{path} has SHA-256 {found}, not {sha256}: another file")
-    recipe = _header(path, data)["recipe"]
+    header, tensors = _parsed(path, data)
+    recipe = header["recipe"]
     try:
         with torch.device("meta"):  # no memory until the tensors are known to be of these sizes
             encoder = Encoder([Stage(**own) for own in recipe["stages"]], recipe["parts"])
-        tensors = {key: own.float() for key, own in stored().load(data).items()}
-        encoder.load_state_dict(tensors, assign=True)
+        encoder.load_state_dict({key: own.float() for key, own in tensors.items()}, assign=True)
     except (KeyError, TypeError, ValueError, RuntimeError, InvalidInput) as error:
         raise InvalidInput(
             "encoder", f"{path} does not hold what its header says: {error}"
@@ -164,10 +171,10 @@ def _said(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
-def _header(path: Path, data: bytes) -> dict[str, Any]:
-    """What the header of these bytes says; they are not read again, so it is that of the hash."""
+def _parsed(path: Path, data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Header and tensors of these bytes; they are not read again, so both are those of the hash."""
     try:
-        stored().load(data)  # which looks at all lengths
+        tensors = stored().load(data)  # which looks at all lengths
         (length,) = struct.unpack("<Q", data[:8])
         found = json.loads(data[8 : 8 + length]).get("__metadata__", {})
         if found.get("format") != FORMAT:
@@ -180,7 +187,7 @@ def _header(path: Path, data: bytes) -> dict[str, Any]:
             raise ValueError("its log is not that of a training")
         for name in {"images", "size", "seed"} & recipe.keys():
             check_whole(name, recipe[name], 0, 2**63)
-        return {"recipe": recipe, "log": log, "licence": licence}
+        return {"recipe": recipe, "log": log, "licence": licence}, tensors
     except MissingExtra:
         raise
     except Exception as error:  # safetensors raises its own type for each kind of damage

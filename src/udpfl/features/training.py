@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -34,7 +33,7 @@ from udpfl.features.encoder import (
     check_whole,
     prepared,
 )
-from udpfl.features.files import save, stored
+from udpfl.features.files import save, stored, write_whole
 from udpfl.features.images import random_images
 
 Progress = Callable[[str, int, int], None]
@@ -128,7 +127,7 @@ def train(
 def check(recipe: Recipe) -> None:
     """Refuse a recipe that cannot be followed."""
     for name, least, most in (
-        ("images", 10, 10**6), ("seed", 0, 2**31 - 1), ("parts", 1, 8), ("iterations", 0, 1000),
+        ("images", 10, 10**6), ("seed", 0, 2**31 - 1), ("iterations", 0, 1000),
         ("patches", 1, 10**7),
     ):  # fmt: skip
         check_whole(name, getattr(recipe, name), least, most)
@@ -217,8 +216,8 @@ class _Training:
             told = {"piece": name, "seconds": round(time.monotonic() - began, 1)}
             told["device"] = str(self.device)
             path, note = self._places(name)
-            _keep(path, stored().save(found))
-            _keep(note, json.dumps(told).encode())
+            write_whole(path, stored().save(found))
+            write_whole(note, json.dumps(told).encode())
             self.log.append(told)
             self.has_made = True
         return {key: own.to(self.device) for key, own in found.items()}
@@ -349,13 +348,6 @@ def _patches(maps: Tensor, kernel: int, count: int, generator: torch.Generator) 
     rows, columns = (start[:, None] + reach for start in (top, left))
     found = maps[image[:, None, None], :, rows[:, :, None], columns[:, None, :]]
     return found.permute(0, 3, 1, 2).flatten(1)
-
-
-def _keep(path: Path, data: bytes) -> None:
-    """Write a file at once, so that half of it is never found."""
-    part = path.with_name(f"{path.name}.part")
-    part.write_bytes(data)
-    os.replace(part, path)
 
 
 def _below(encoder: Encoder, prefixes: list[str]) -> dict[str, Tensor]:
