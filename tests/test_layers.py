@@ -14,7 +14,7 @@ from udpfl.cli._verbs import VERBS
 
 LAYERS = (
     ("errors", "_version"),
-    ("mechanisms",),
+    ("mechanisms", "writing"),
     ("sensitivity", "plugins"),
     ("accounting",),
     ("harmonizer", "ledger", "config"),

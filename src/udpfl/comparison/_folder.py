@@ -26,7 +26,7 @@ from udpfl.config.models import SECTIONS
 from udpfl.errors import InvalidInput
 from udpfl.runs.files import has_begun
 from udpfl.runs.folder import RunFolder
-from udpfl.runs.writing import write_json
+from udpfl.writing import write_json
 
 _INDEX = "comparison.json"
 _PLACE = ("out", "threads", "device")

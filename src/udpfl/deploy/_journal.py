@@ -16,8 +16,8 @@ from typing import Any
 from udpfl.accounting import PrivacyStatement
 from udpfl.errors import UdpflError
 from udpfl.ledger.chain import Head
-from udpfl.runs.writing import append_line
 from udpfl.site.wire import NO_HEAD, head_from
+from udpfl.writing import append_line
 
 JOURNAL = "sites.jsonl"
 """The name of its file."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from udpfl.errors import InvalidInput, MissingExtra
-from udpfl.runs.writing import write_secret
+from udpfl.writing import write_secret
 
 try:
     from cryptography import x509

@@ -37,10 +37,10 @@ from udpfl.config.explaining import validated
 from udpfl.config.section import refusal
 from udpfl.errors import InvalidInput, MissingExtra, Refused, WrongKey
 from udpfl.federation.stages.shuffler import anonymous
-from udpfl.runs.writing import write_whole
 from udpfl.site.reasons import plain
 from udpfl.site.sealing import Letter, NotSealed, opening_public, read_key, unseal
 from udpfl.site.wire import round_number, run_id
+from udpfl.writing import write_whole
 
 try:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey

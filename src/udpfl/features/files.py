@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import os
 import struct
 from collections.abc import Mapping
 from functools import cache
@@ -16,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from udpfl.errors import InvalidInput, MissingExtra
+from udpfl.errors import InvalidInput, MissingExtra, UdpflError
 from udpfl.features.encoder import Encoder, Stage, check_whole
+from udpfl.writing import write_whole
 
 FORMAT = "udpfl encoder 1"
 LICENCE = "Apache-2.0"
@@ -54,17 +54,11 @@ def save(path: Path, encoder: Encoder, about: Mapping[str, Any]) -> None:
             raise InvalidInput("encoder", f"{name} has numbers that half precision cannot hold")
         tensors[name] = own.half().cpu().contiguous()
     header = {"format": FORMAT, "licence": LICENCE, "about": json.dumps(about)}
+    data = stored().save(tensors, header)
     try:
-        write_whole(path, stored().save(tensors, header))
-    except OSError as error:
-        raise InvalidInput("out", f"cannot write {path}: {error.strerror}") from None
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file at once, so that half of it is never found."""
-    part = path.with_name(f"{path.name}.part")
-    part.write_bytes(data)
-    os.replace(part, path)
+        write_whole(path, data)
+    except UdpflError as error:
+        raise InvalidInput("out", str(error)) from None
 
 
 def describe(path: Path) -> dict[str, Any]:

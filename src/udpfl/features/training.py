@@ -33,8 +33,9 @@ from udpfl.features.encoder import (
     check_whole,
     prepared,
 )
-from udpfl.features.files import save, stored, write_whole
+from udpfl.features.files import save, stored
 from udpfl.features.images import random_images
+from udpfl.writing import write_whole
 
 Progress = Callable[[str, int, int], None]
 """Told what is done, how much of it, and how much there is."""

@@ -12,7 +12,7 @@ from udpfl.accounting import PrivacyStatement
 from udpfl.report._sections import prose, scrolling, text
 from udpfl.report.page import document
 from udpfl.runs.attacks import AttackRecord
-from udpfl.runs.writing import write_whole
+from udpfl.writing import write_whole
 
 _LINE, _CAP = "#1f77b4", "#c0392b"
 

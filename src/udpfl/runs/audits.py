@@ -17,7 +17,7 @@ from typing import Any
 from udpfl._version import __version__
 from udpfl.errors import InvalidInput
 from udpfl.runs import names
-from udpfl.runs.writing import explained, write_json
+from udpfl.writing import explained, write_json
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ from udpfl.runs import names
 from udpfl.runs.files import has_begun, read_clients, read_identity, read_metrics, read_summary
 from udpfl.runs.preprocessing import Preprocessing
 from udpfl.runs.schema import ClientRow, FinalEvaluation, Identity, RoundRow, Stamp, Summary
-from udpfl.runs.writing import append_line, explained, write_json, write_whole
+from udpfl.writing import append_line, explained, write_json, write_whole
 
 _KEPT = 2
 _HASH = 64

@@ -24,7 +24,6 @@ from udpfl.ledger.ledger import Ledger
 from udpfl.runs.files import has_begun
 from udpfl.runs.folder import RunFolder
 from udpfl.runs.names import PROPOSAL
-from udpfl.runs.writing import write_whole
 from udpfl.site._checks import check_method, check_proposal, check_state
 from udpfl.site._limits import check_release, require_room
 from udpfl.site._planning import Allowance, plan_run
@@ -32,6 +31,7 @@ from udpfl.site._rounds import Rounds
 from udpfl.site.policy import Policy
 from udpfl.site.settings import Proposal
 from udpfl.site.wire import SiteRequest
+from udpfl.writing import write_whole
 
 _TEST = 0.2
 """A share of the records has to be called test records while they are read."""

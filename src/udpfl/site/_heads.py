@@ -14,7 +14,7 @@ from pathlib import Path
 from udpfl.errors import InvalidInput
 from udpfl.ledger.chain import Head
 from udpfl.ledger.ledger import Ledger
-from udpfl.runs.writing import write_secret
+from udpfl.writing import write_secret
 
 _BYTES = 32
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from udpfl.errors import UdpflError
-from udpfl.runs.writing import append_line
+from udpfl.writing import append_line
 
 log = logging.getLogger(__name__)
 

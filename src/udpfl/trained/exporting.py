@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from udpfl.engine.memory import first_line
 from udpfl.errors import InvalidInput, MissingExtra, UdpflError
-from udpfl.runs.writing import write_whole
 from udpfl.trained.model import TrainedModel
+from udpfl.writing import write_whole
 
 Format = Literal["onnx", "torchscript", "state-dict"]
 INPUTS, OUTPUTS = "inputs", "outputs"
